@@ -1,0 +1,196 @@
+"""One configuration file (TOML), every value of which the environment can override.
+
+`DRAFTKEEP_SERVE__PORT=9000` sets `port` in `[serve]`; a value is read as TOML where it parses as
+such (`8`, `true`, `[...]`) and as a string otherwise. Unknown keys, in the file or in the
+environment, are errors: a misspelt privacy setting must not be a silent default.
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from draftkeep.errors import ConfigError
+
+ENV_PREFIX = "DRAFTKEEP_"
+# Read elsewhere, before there is a configuration: the model cache and the config file's own path.
+_OTHER_ENV = frozenset({"DRAFTKEEP_CACHE", "DRAFTKEEP_CONFIG"})
+MIN_PERIODS_PER_TTL = 4
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelConfig(_Section):
+    """The served model.
+
+    `target` is `smollm2` (the packaged model), `tiny` (a seeded toy), a directory, or a hub name.
+    `threads` 0 leaves torch's own choice.
+    """
+
+    target: str = "smollm2"
+    threads: int = Field(default=0, ge=0)
+
+
+class ServeConfig(_Section):
+    """The serving node. Empty hashes mean that nobody has that role."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8080, ge=0, le=65535)
+    node: str = Field(default="node-1", pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
+    slots: int = Field(default=8, ge=1, le=256)
+    max_context: int = Field(default=1024, ge=16)
+    queue: int = Field(default=256, ge=1)
+    speculation: Literal["auto", "fixed", "off"] = "auto"
+    lookahead: int = Field(default=4, ge=1, le=16)
+    channel: str = "stable"
+    follow_s: float = Field(default=1.0, gt=0)
+    admin_key_sha256: str = ""
+
+
+class CaptureConfig(_Section):
+    """What a serving node keeps of what the target computed."""
+
+    enabled: bool = True
+    k: int = Field(default=32, ge=1, le=255)
+    context_tokens: int = Field(default=512, ge=1)
+    sampling_rate: float = Field(default=1.0, ge=0, le=1)
+    queue_traces: int = Field(default=256, ge=1)
+    rejected_branches: bool = False
+
+
+class LogConfig(_Section):
+    """The embedded log: a byte cap that refuses loudly, and the width of one file in time."""
+
+    cap_bytes: int = Field(default=2 * 1024**3, ge=1024**2)
+    bucket_s: int = Field(default=600, ge=1)
+
+
+class RetentionConfig(_Section):
+    """Deadlines. A trace is readable for at least ttl - period and never past ttl."""
+
+    period_s: int = Field(default=3600, ge=1)
+    ttl_s: int = Field(default=7 * 86400, ge=4)
+
+    @model_validator(mode="after")
+    def _wide_enough(self) -> "RetentionConfig":
+        if self.ttl_s < MIN_PERIODS_PER_TTL * self.period_s:
+            raise ValueError(
+                f"ttl_s {self.ttl_s} is under {MIN_PERIODS_PER_TTL} periods of {self.period_s} s; "
+                "lengthen ttl_s or shorten period_s"
+            )
+        return self
+
+
+class DistillConfig(_Section):
+    """One training job, and what the gate asks of its result."""
+
+    layers: int = Field(default=2, ge=1)
+    vocab: int = Field(default=8192, ge=16)
+    seconds: float = Field(default=200.0, gt=0)
+    batch_traces: int = Field(default=16, ge=1)
+    learning_rate: float = Field(default=1e-3, gt=0)
+    min_traces: int = Field(default=64, ge=1)
+    checkpoint_s: float = Field(default=30.0, gt=0)
+    seed: int = 0
+    gate_min_held_out: int = Field(default=8, ge=2)
+    gate_margin: float = Field(default=0.05, ge=0, le=1)
+
+
+class TenantConfig(_Section):
+    """A customer: its key (stored hashed), its domains and what it consents to.
+
+    `capture`: `never`; `opt_in` needs `store: true` in a request; `opt_out` captures unless the
+    request says `store: false`. `consent` is the widest scope its traces may be used in.
+    """
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
+    api_key_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    domains: tuple[str, ...] = ()
+    hide_domain: bool = False
+    capture: Literal["never", "opt_in", "opt_out"] = "opt_in"
+    consent: Literal["tenant", "pool", "everyone"] = "tenant"
+    policy_version: int = Field(default=1, ge=1)
+
+
+class Config(_Section):
+    """Everything a process needs to know. `keys_dir` defaults to `keys` in the state directory."""
+
+    state_dir: Path = Path("draftkeep-state")
+    keys_dir: Path | None = None
+    model: ModelConfig = ModelConfig()
+    serve: ServeConfig = ServeConfig()
+    capture: CaptureConfig = CaptureConfig()
+    log: LogConfig = LogConfig()
+    retention: RetentionConfig = RetentionConfig()
+    distill: DistillConfig = DistillConfig()
+    tenants: tuple[TenantConfig, ...] = ()
+
+    @model_validator(mode="after")
+    def _unique_tenants(self) -> "Config":
+        names = [tenant.name for tenant in self.tenants]
+        if len(set(names)) != len(names):
+            raise ValueError("two tenants have the same name; names must be unique")
+        return self
+
+    @property
+    def keys_path(self) -> Path:
+        """Where the keyring and the signing keys lie."""
+        return self.keys_dir if self.keys_dir is not None else self.state_dir / "keys"
+
+
+def load_config(path: Path | None, environ: Mapping[str, str] | None = None) -> Config:
+    """Read the file (None: defaults only), lay the environment over it, and validate.
+
+    Raises ConfigError that names the file, the key and what was expected.
+    """
+    data: dict[str, Any] = {}
+    if path is not None:
+        try:
+            data = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot read the configuration {path}: {error.strerror}; check --config"
+            ) from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is not TOML: {error}") from None
+    _overlay(data, os.environ if environ is None else environ)
+    try:
+        return Config.model_validate(data)
+    except ValidationError as error:
+        where = str(path) if path is not None else "the environment"
+        raise ConfigError(f"{where}: {_explain(error)}") from None
+
+
+def _overlay(data: dict[str, Any], environ: Mapping[str, str]) -> None:
+    for name, text in sorted(environ.items()):
+        if not name.startswith(ENV_PREFIX) or name in _OTHER_ENV:
+            continue
+        *sections, key = name.removeprefix(ENV_PREFIX).lower().split("__")
+        table = data
+        for section in sections:
+            inner = table.setdefault(section, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(f"{name}: {section} is not a section; see docs/operations.md")
+            table = inner
+        table[key] = _value(text)
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _explain(error: ValidationError) -> str:
+    parts = []
+    for item in error.errors(include_url=False, include_input=False):
+        key = ".".join(str(part) for part in item["loc"]) or "configuration"
+        reason = "unknown key" if item["type"] == "extra_forbidden" else item["msg"]
+        parts.append(f"{key}: {reason}")
+    return "; ".join(parts)

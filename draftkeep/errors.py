@@ -1,0 +1,75 @@
+"""Every error draftkeep raises on purpose.
+
+    DraftkeepError
+    ├── ConfigError            a setting is missing, unknown or contradictory
+    ├── InputError             a caller's request cannot be served as it stands (HTTP 400)
+    ├── DeniedError            a policy said no, or could not say yes (HTTP 401 or 403)
+    ├── BusyError              a bound was reached; the same call may succeed later (HTTP 429)
+    ├── FormatError            bytes that are not what their format says
+    │   ├── EnvelopeError      a sealed trace that is corrupt, forged or of an unknown version
+    │   └── CodecError         a trace body that does not decode
+    ├── KeyDestroyedError      the key is gone; readers count this and go on
+    ├── StoreError             catalog, shard or log in a state that needs an operator
+    │   ├── LogFullError       the embedded log reached its byte cap
+    │   └── ConflictError      another writer won; drop the own work and start again
+    └── ModelError             a target, tokenizer or drafter that does not fit
+
+A message says what happened, what was got, what was expected and what to do about it. It never
+holds a prompt, a token, a subject's name or a key.
+"""
+
+
+class DraftkeepError(Exception):
+    """The root of all errors raised on purpose."""
+
+
+class ConfigError(DraftkeepError):
+    """A setting is missing, unknown or contradictory."""
+
+
+class InputError(DraftkeepError):
+    """A caller's request cannot be served as it stands. `param` names the offending field."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class DeniedError(DraftkeepError):
+    """A policy said no, or could not say yes."""
+
+
+class BusyError(DraftkeepError):
+    """A bound was reached; the same call may succeed later."""
+
+
+class FormatError(DraftkeepError):
+    """Bytes that are not what their format says."""
+
+
+class EnvelopeError(FormatError):
+    """A sealed trace that is corrupt, forged or of an unknown version."""
+
+
+class CodecError(FormatError):
+    """A trace body that does not decode."""
+
+
+class KeyDestroyedError(DraftkeepError):
+    """The key is gone, by deadline or by erasure: a normal answer that readers count and skip."""
+
+
+class StoreError(DraftkeepError):
+    """Catalog, shard or log in a state that needs an operator."""
+
+
+class LogFullError(StoreError):
+    """The embedded log reached its byte cap; nothing was written."""
+
+
+class ConflictError(StoreError):
+    """Another writer committed first; drop the own work and start again."""
+
+
+class ModelError(DraftkeepError):
+    """A target, tokenizer or drafter that does not fit its use."""

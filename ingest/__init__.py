@@ -1,0 +1,5 @@
+"""A trace on its way: from the engine's hands to an acknowledged, sealed record in a log.
+
+Start at `trace` (the noun), then `codec` (body bytes), `header` and `envelope` (the seal), `log`
+(the contract of a log) with `sqlite_log`, and `emitter` (what a serving node calls).
+"""

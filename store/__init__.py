@@ -1,0 +1,5 @@
+"""A trace at rest, and drafters at rest.
+
+Start at `catalog` (what exists), `shard` (one Parquet file), `compactor` (log to shards),
+`sweeper` (deadlines and orphans), `erasure`, `audit` (SQL), `registry` and `drafter` (drafters).
+"""

@@ -1,0 +1,70 @@
+"""The tree is what docs/architecture.md says: links, rooms, and imports that run one way."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOMS = ("policies", "kernels", "ingest", "store", "distill", "serve")
+# What each room may import besides itself. errors and config are everybody's.
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "config": {"errors"},
+    "policies": {"errors", "config"},
+    "kernels": {"errors", "config"},
+    "ingest": {"errors", "config", "policies", "kernels"},
+    "store": {"errors", "config", "policies", "kernels", "ingest"},
+    "distill": {"errors", "config", "policies", "kernels", "ingest", "store"},
+    "serve": {"errors", "config", "policies", "kernels", "ingest", "store"},
+    "cli": {"errors", "config", "policies", "kernels", "ingest", "store", "distill", "serve"},
+}
+
+
+def modules() -> list[tuple[str, Path]]:
+    """(room, file) for every module of the package."""
+    found = [("errors", ROOT / "draftkeep/errors.py"), ("config", ROOT / "draftkeep/config.py")]
+    found += [(room, path) for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+    found += [("cli", path) for path in sorted((ROOT / "draftkeep/cli").rglob("*.py"))]
+    return found
+
+
+def imported_rooms(path: Path) -> set[str]:
+    """The first name under `draftkeep` of everything a file imports."""
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        rooms |= {name.split(".")[1] for name in names if name.startswith("draftkeep.")}
+    return rooms - {"__version__"}
+
+
+@pytest.mark.parametrize(("room", "path"), modules(), ids=lambda value: str(value)[-40:])
+def test_imports_run_one_way(room: str, path: Path) -> None:
+    assert imported_rooms(path) <= MAY_IMPORT[room] | {room}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_each_room_is_linked_into_the_package(room: str) -> None:
+    link = ROOT / "draftkeep" / room
+    assert link.is_symlink()
+    assert not Path(str(link.readlink())).is_absolute()
+    assert link.resolve() == ROOT / room
+
+
+def test_kernels_is_not_a_top_level_package() -> None:
+    # A package of that name shadows the one transformers looks for.
+    assert not (ROOT / "kernels" / "__init__.py").exists()
+
+
+@pytest.mark.parametrize(("room", "path"), modules(), ids=lambda value: str(value)[-40:])
+def test_files_and_functions_stay_short(room: str, path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text.count("\n") <= 400
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            assert node.end_lineno - node.lineno < 60, f"{node.name} is too long"
