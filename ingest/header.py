@@ -4,7 +4,7 @@ One canonical byte encoding (deterministic CBOR, RFC 8949 section 4.2): an array
 the order below. The same fields are a shard's typed columns and encode back bit for bit.
 """
 
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import cbor2
@@ -60,7 +60,7 @@ class Header:
 
     def encode(self) -> bytes:
         """The one canonical encoding of this header."""
-        return cbor2.dumps(list(astuple(self)), canonical=True)
+        return cbor2.dumps([getattr(self, name) for name in FIELD_NAMES], canonical=True)
 
 
 FIELD_NAMES = tuple(field.name for field in fields(Header))
@@ -71,12 +71,16 @@ def decode_header(data: bytes) -> Header:
     try:
         values = cbor2.loads(data)
     except (cbor2.CBORDecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise EnvelopeError(f"header is not CBOR ({type(error).__name__}); drop the record") from None
+        raise EnvelopeError(
+            f"header is not CBOR ({type(error).__name__}); drop the record"
+        ) from None
     if not isinstance(values, list) or not values:
         raise EnvelopeError("header is not a CBOR array; drop the record")
+    if type(values[0]) is not int:
+        raise EnvelopeError("header begins with no version number; drop the record")
     if values[0] != HEADER_VERSION:
         raise EnvelopeError(
-            f"header version {values[0]!r:.20}, expected {HEADER_VERSION}; "
+            f"header version {values[0]}, expected {HEADER_VERSION}; "
             "quarantine the record until a reader of that version is installed"
         )
     if len(values) != len(FIELD_NAMES):

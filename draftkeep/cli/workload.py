@@ -5,6 +5,7 @@ code. Nothing here is copied from a data set, so the demo and the benches may ru
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -141,22 +142,29 @@ DOMAINS: tuple[Domain, ...] = (
 def generate(*, requests: int, seed: int) -> list[WorkItem]:
     """Make `requests` work items, domains mixed by their share and shuffled.
 
-    The same arguments always give the same list. Every domain gets at least one request.
+    The same arguments always give the same list. Every domain gets at least one request, and its
+    subjects take turns in the order of the list, so a round that is cut short has still heard
+    from as many people as it could.
     """
     rng = random.Random(seed)  # noqa: S311 (a workload, not a secret)
+    order = [
+        domain for domain in DOMAINS for _ in range(max(1, round(requests * domain.share)))
+    ]
+    rng.shuffle(order)
+    turns: Counter[str] = Counter()
     items = []
-    for domain in DOMAINS:
-        for index in range(max(1, round(requests * domain.share))):
-            items.append(
-                WorkItem(
-                    domain=domain.name,
-                    subject=f"{domain.name}-user-{index % domain.subjects:03d}",
-                    system=domain.system,
-                    prompt=domain.make(rng),
-                    temperature=domain.temperature,
-                    max_tokens=domain.max_tokens,
-                    seed=rng.getrandbits(32),
-                )
+    for domain in order:
+        person = turns[domain.name] % domain.subjects
+        turns[domain.name] += 1
+        items.append(
+            WorkItem(
+                domain=domain.name,
+                subject=f"{domain.name}-user-{person:03d}",
+                system=domain.system,
+                prompt=domain.make(rng),
+                temperature=domain.temperature,
+                max_tokens=domain.max_tokens,
+                seed=rng.getrandbits(32),
             )
-    rng.shuffle(items)
+        )
     return items

@@ -1,0 +1,163 @@
+"""Selection: which traces a job learns from, opened, with everything else counted by reason."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import sqlalchemy as sa
+
+from draftkeep.distill.batch import trainable_T
+from draftkeep.errors import CodecError, EnvelopeError, KeyDestroyedError
+from draftkeep.ingest.envelope import Opener
+from draftkeep.ingest.header import Header
+from draftkeep.ingest.record import SealedTrace
+from draftkeep.ingest.trace import Trace
+from draftkeep.policies.keyring import JobKeys
+from draftkeep.store.catalog import Catalog
+from draftkeep.store.jobs import JobInput
+from draftkeep.store.models import TargetModel
+from draftkeep.store.reader import iter_sealed
+from draftkeep.store.schema import shards, trace_ids
+from draftkeep.store.tombstones import erased_traces
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A trace in memory with the header it was sealed under. Obeys the same deadline."""
+
+    header: Header
+    trace: Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What a job works with. `skipped` counts what it does not, by reason.
+
+    The lists are the only ones that hold the traces; who drops a trace drops it from them.
+
+    One subject's traces are all in `training` or all in `held_out`. Reasons: `key_destroyed`
+    (erased or past its deadline), `corrupt`, `foreign_tokenizer`, `wrong_target`, `untrainable`
+    (no stored distribution to learn from), `expired`, `erased`.
+    """
+
+    training: list[Opened]
+    held_out: list[Opened]
+    skipped: Mapping[str, int]
+
+
+def list_sealed(
+    catalog: Catalog, shards_dir: Path, *, tenant: str, target: bytes, now_s: float
+) -> list[SealedTrace]:
+    """Every live trace of one tenant and target, still sealed, in a fixed order. Needs no key."""
+    found = iter_sealed(catalog, shards_dir, tenants=[tenant], target=target, not_after_s=now_s)
+    return sorted(found, key=lambda sealed: (sealed.parsed.created_s, sealed.parsed.trace_id))
+
+
+def inputs_of(headers: Iterable[Header]) -> list[JobInput]:
+    """Positions by (tenant, alias, period), in a fixed order."""
+    positions: Counter[tuple[str, bytes, bytes]] = Counter()
+    for header in headers:
+        positions[header.tenant, header.alias, header.period_id] += header.positions
+    return [
+        JobInput(tenant=tenant, alias=alias, period_id=period_id, positions=count)
+        for (tenant, alias, period_id), count in sorted(positions.items())
+    ]
+
+
+def open_all(
+    sealed: Iterable[SealedTrace],
+    *,
+    opener: Opener,
+    decode: Callable[[bytes], Trace],
+    target: TargetModel,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Selection:
+    """Open, decode and sort into training and held-out; a trace that cannot be used is counted.
+
+    `progress` gets the number of traces gone through.
+    """
+    training: list[Opened] = []
+    held_out: list[Opened] = []
+    skipped: Counter[str] = Counter()
+    for done, item in enumerate(sealed, start=1):
+        found = _open(item, opener, decode, target)
+        if isinstance(found, str):
+            skipped[found] += 1
+        else:
+            (held_out if found.trace.held_out else training).append(found)
+        progress(done)
+    return Selection(training=training, held_out=held_out, skipped=dict(skipped))
+
+
+def _open(
+    sealed: SealedTrace,
+    opener: Opener,
+    decode: Callable[[bytes], Trace],
+    target: TargetModel,
+) -> Opened | str:
+    """The opened trace, or why it cannot be used."""
+    header = sealed.parsed
+    if header.target != target.target_fingerprint:
+        return "wrong_target"
+    if header.tokenizer != target.tokenizer_fingerprint:
+        return "foreign_tokenizer"
+    try:
+        trace = decode(opener.open(sealed))
+    except KeyDestroyedError:
+        return "key_destroyed"
+    except (EnvelopeError, CodecError):
+        return "corrupt"
+    if not _ids_fit(trace, target.vocab):
+        return "corrupt"
+    if not trainable_T(trace).any():
+        return "untrainable"
+    return Opened(header=header, trace=trace)
+
+
+def _ids_fit(trace: Trace, vocab: int) -> bool:
+    """Whether every token id is one of the target's; padding of the lists is -1."""
+    tokens = np.concatenate([trace.prompt_ids_P, trace.output_ids_T])
+    listed = trace.topk.ids_TK
+    return bool(
+        tokens.min(initial=0) >= 0
+        and max(tokens.max(initial=0), listed.max(initial=0)) < vocab
+        and listed.min(initial=0) >= -1
+    )
+
+
+def not_selected(catalog: Catalog, *, tenant: str, target: bytes, now_s: float) -> dict[str, int]:
+    """How many of the tenant's stored traces `list_sealed` leaves out, by reason."""
+    rows = trace_ids.join(shards, trace_ids.c.shard == shards.c.id)
+    stored = sa.select(sa.func.count()).select_from(rows).where(trace_ids.c.tenant == tenant)
+    live = shards.c.bucket_s > int(now_s)
+    conditions = {
+        "expired": ~live,
+        "erased": live & erased_traces(),
+        "wrong_target": live & ~erased_traces() & (shards.c.target != target),
+    }
+    with catalog.read() as connection:
+        counts = {
+            reason: int(connection.scalar(stored.where(condition)) or 0)
+            for reason, condition in conditions.items()
+        }
+    return {reason: count for reason, count in counts.items() if count}
+
+
+def living(keys: JobKeys, items: Sequence[Opened]) -> list[Opened]:
+    """Those of `items` that may still be read: keys neither erased nor past their deadline."""
+    alive: dict[tuple[bytes, bytes], bool] = {}
+    for item in items:
+        pair = (item.header.alias, item.header.period_id)
+        if pair not in alive:
+            alive[pair] = _has_key(keys, *pair)
+    return [item for item in items if alive[item.header.alias, item.header.period_id]]
+
+
+def _has_key(keys: JobKeys, alias: bytes, period_id: bytes) -> bool:
+    try:
+        keys.subject_key_for(alias, period_id)
+    except KeyDestroyedError:
+        return False
+    return True

@@ -1,0 +1,98 @@
+"""Workbench: what a job for one tenant works with, opened together and closed together."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from draftkeep.config import Config
+from draftkeep.distill.precision import native_bfloat16
+from draftkeep.distill.recipe import Recipe
+from draftkeep.errors import ConfigError
+from draftkeep.ingest.codec import decode_body
+from draftkeep.ingest.envelope import Opener
+from draftkeep.ingest.tables import TableStore
+from draftkeep.ingest.trace import Trace
+from draftkeep.policies.keyring import JobKeys
+from draftkeep.policies.signing import SigningKey
+from draftkeep.store.catalog import Catalog
+from draftkeep.store.models import TargetModel, load_target
+from draftkeep.store.nodes import node_public
+from draftkeep.store.registry import Registry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workbench:
+    """Open stores, keys and models of one tenant's scope. `gate` signs what is admitted."""
+
+    config: Config
+    tenant: str
+    scope: str
+    clock: Callable[[], float]
+    catalog: Catalog
+    registry: Registry
+    keys: JobKeys
+    opener: Opener
+    decode: Callable[[bytes], Trace]
+    gate: SigningKey
+    target: TargetModel
+
+    @property
+    def jobs_dir(self) -> Path:
+        """Where stopped jobs wait."""
+        return self.config.state_dir / "jobs"
+
+    @property
+    def shards_dir(self) -> Path:
+        """Where shards lie."""
+        return self.config.state_dir / "shards"
+
+    @property
+    def drafters_dir(self) -> Path:
+        """Where drafters lie."""
+        return self.config.state_dir / "drafters"
+
+    @property
+    def recipe(self) -> Recipe:
+        """How the configuration says to train on this machine."""
+        distill = self.config.distill
+        return Recipe(
+            learning_rate=distill.learning_rate,
+            batch_traces=distill.batch_traces,
+            seed=distill.seed,
+            seconds=distill.seconds,
+            checkpoint_s=distill.checkpoint_s,
+            bfloat16=native_bfloat16(),
+        )
+
+
+@contextmanager
+def open_workbench(
+    config: Config, *, tenant: str, clock: Callable[[], float]
+) -> Iterator[Workbench]:
+    """Open everything a job needs; ConfigError for a tenant that is not configured."""
+    if tenant not in {known.name for known in config.tenants}:
+        raise ConfigError(f"no tenant {tenant!r:.80} in the configuration; add a [[tenants]] entry")
+    target = load_target(config.model.target)
+    catalog = Catalog.open(config.state_dir / "catalog.db")
+    try:
+        keys = JobKeys.open(config.keys_path, clock=clock)
+        try:
+            tables = TableStore(config.state_dir / "tables")
+            yield Workbench(
+                config=config,
+                tenant=tenant,
+                scope=f"tenant:{tenant}",
+                clock=clock,
+                catalog=catalog,
+                registry=Registry(catalog, config.state_dir / "drafters"),
+                keys=keys,
+                opener=Opener(keys, lambda name: node_public(catalog, name), clock=clock),
+                decode=lambda body: decode_body(body, tables),
+                gate=SigningKey.load_or_create(config.keys_path / "gate.key"),
+                target=target,
+            )
+        finally:
+            keys.close()
+    finally:
+        catalog.close()

@@ -1,0 +1,111 @@
+"""`draftkeep demo`: the whole loop on one machine, through the real parts.
+
+The demo only orchestrates. It starts `draftkeep serve` as a process, talks to it over HTTP, and
+runs `draftkeep compact` and `draftkeep distill` as the processes they are in production. Each
+stage's outcome is written down, so an interrupted demo goes on with the stage it was in.
+"""
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from draftkeep.cli.demo_setup import Profile, prepare, profile_for
+from draftkeep.cli.demo_stages import Stages
+from draftkeep.cli.report import write_report
+from draftkeep.cli.server_process import ServerProcess
+from draftkeep.errors import ConfigError
+
+STAGES = (
+    "cold drafter",
+    "round one",
+    "compaction",
+    "distillation",
+    "hot swap",
+    "round two",
+    "speed",
+    "erasure",
+    "audit",
+)
+
+
+def demo(
+    model: Annotated[
+        str, typer.Option(help="smollm2, tiny, a transformers directory or a hub name.")
+    ] = "smollm2",
+    state_dir: Annotated[
+        Path, typer.Option(help="Where everything the demo makes is kept.")
+    ] = Path("draftkeep-demo"),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete that directory first.")] = False,
+) -> None:
+    """Watch a drafter learn from its own service's traffic, then erase a person from it."""
+    run_demo(model=model, state_dir=state_dir, fresh=fresh, console=Console())
+
+
+def run_demo(*, model: str, state_dir: Path, fresh: bool, console: Console) -> None:
+    """Run or resume the demo and leave `report.json` and `report.png` in `state_dir`."""
+    if fresh:
+        _remove(state_dir)
+    profile = profile_for(model)
+    setup = prepare(state_dir, profile)
+    progress = Progress(state_dir / "demo" / "progress.json")
+    if progress.done("audit"):
+        console.print("This demo has already finished; --fresh starts over.")
+    else:
+        _run_stages(profile, setup.config_path, state_dir, progress, console)
+    write_report(state_dir, progress.outcomes, profile, console)
+
+
+def _run_stages(
+    profile: Profile, config_path: Path, state_dir: Path, progress: "Progress", console: Console
+) -> None:
+    with ServerProcess(config_path, state_dir, console) as server:
+        stages = Stages(
+            profile=profile, config_path=config_path, state_dir=state_dir, server=server, console=console
+        )
+        for number, name in enumerate(STAGES, start=1):
+            if progress.done(name):
+                continue
+            console.rule(f"[bold]{number}/{len(STAGES)} {name}", align="left")
+            started = time.monotonic()
+            outcome = stages.run(name, progress.outcomes)
+            progress.finish(name, outcome, seconds=time.monotonic() - started)
+
+
+class Progress:
+    """Which stages are over, and what came of each. Written atomically after every stage."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.outcomes: dict[str, dict[str, object]] = (
+            json.loads(path.read_text()) if path.exists() else {}
+        )
+
+    def done(self, name: str) -> bool:
+        """True where the stage has finished."""
+        return name in self.outcomes
+
+    def finish(self, name: str, outcome: dict[str, object], *, seconds: float) -> None:
+        """Record a stage's outcome and how long it took."""
+        self.outcomes[name] = {**outcome, "seconds": round(seconds, 1)}
+        temporary = self._path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(self.outcomes, indent=1))
+        temporary.replace(self._path)
+
+
+def _remove(state_dir: Path) -> None:
+    if not state_dir.exists():
+        return
+    # Only what a demo made is deleted: a mistyped --state-dir must not cost anybody a directory.
+    if any(state_dir.iterdir()) and not (state_dir / "demo").is_dir():
+        raise ConfigError(
+            f"{state_dir} was not made by the demo, so --fresh will not delete it; "
+            "choose another --state-dir"
+        )
+    shutil.rmtree(state_dir)
+
+

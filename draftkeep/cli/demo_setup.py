@@ -1,0 +1,119 @@
+"""What a demo run is made of: how much traffic, how much training, and its configuration file."""
+
+import hashlib
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from draftkeep.cli.workload import DOMAINS
+
+TENANT = "demo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """The size of a run. The rounds end at `requests` or at `budget_s`, whichever is first."""
+
+    model: str
+    round_one_requests: int
+    round_one_budget_s: float
+    round_two_requests: int
+    round_two_budget_s: float
+    speed_prompts: int
+    max_tokens: int
+    train_s: float
+    vocab: int
+    layers: int
+    workers: int = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """Where the demo's configuration lies."""
+
+    config_path: Path
+
+
+def profile_for(model: str) -> Profile:
+    """The run that suits a model: under ten minutes for a real one, under one for `tiny`."""
+    if model == "tiny":
+        return Profile(
+            model=model,
+            round_one_requests=220,
+            round_one_budget_s=30,
+            round_two_requests=60,
+            round_two_budget_s=10,
+            speed_prompts=4,
+            max_tokens=24,
+            train_s=10,
+            vocab=256,
+            layers=1,
+        )
+    return Profile(
+        model=model,
+        round_one_requests=480,
+        round_one_budget_s=190,
+        round_two_requests=120,
+        round_two_budget_s=60,
+        speed_prompts=8,
+        max_tokens=64,
+        train_s=170,
+        vocab=8192,
+        layers=2,
+    )
+
+
+def prepare(state_dir: Path, profile: Profile) -> Setup:
+    """Write the demo's configuration and keys once; a second call changes nothing."""
+    folder = state_dir / "demo"
+    folder.mkdir(parents=True, exist_ok=True)
+    config_path = state_dir / "config.toml"
+    if not config_path.exists():
+        text = _config(state_dir, profile, _secret(folder / "api.key"), _secret(folder / "admin.key"))
+        temporary = config_path.with_suffix(".tmp")
+        temporary.write_text(text)
+        temporary.replace(config_path)
+    return Setup(config_path=config_path)
+
+
+def _secret(path: Path) -> str:
+    if not path.exists():
+        path.touch(mode=0o600)
+        path.write_text(secrets.token_urlsafe(32))
+    return path.read_text()
+
+
+def _config(state_dir: Path, profile: Profile, api_key: str, admin_key: str) -> str:
+    domains = ", ".join(f'"{domain.name}"' for domain in DOMAINS)
+    return f"""\
+# Written by `draftkeep demo`. Every value can be overridden by the environment, for example
+# DRAFTKEEP_SERVE__PORT=9000. The two API keys lie beside this file in demo/*.key.
+state_dir = {_quote(str(state_dir.resolve()))}
+
+[model]
+target = {_quote(profile.model)}
+
+[serve]
+port = 0
+admin_key_sha256 = "{_sha256(admin_key)}"
+
+[distill]
+layers = {profile.layers}
+vocab = {profile.vocab}
+seconds = {profile.train_s}
+
+[[tenants]]
+name = "{TENANT}"
+api_key_sha256 = "{_sha256(api_key)}"
+domains = [{domains}]
+capture = "opt_in"
+"""
+
+
+def _quote(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

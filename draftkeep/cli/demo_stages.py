@@ -1,0 +1,206 @@
+"""The stages of the demo. Each returns plain JSON values, which later stages and the report read."""
+
+import json
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from draftkeep.cli.child import run_child
+from draftkeep.cli.demo_erasure import count_openable
+from draftkeep.cli.demo_setup import TENANT, Profile
+from draftkeep.cli.live_counts import LiveCounts
+from draftkeep.cli.server_process import ServerProcess
+from draftkeep.cli.speed import measure_speed
+from draftkeep.cli.traffic import Round, send
+from draftkeep.cli.traffic_progress import traffic_bar
+from draftkeep.cli.workload import WorkItem, generate
+from draftkeep.errors import DraftkeepError
+
+SWAP_TIMEOUT_S = 60.0
+ROUND_ONE_SEED, ROUND_TWO_SEED, SPEED_SEED = 1, 2, 3
+AUDIT_QUERIES = {
+    "What is stored, and until when?": (
+        "SELECT domain, count(*) AS traces, sum(positions) AS positions, "
+        "sum(body_bytes) AS sealed_bytes, to_timestamp(max(expiry_s)) AS last_expiry "
+        "FROM traces GROUP BY domain ORDER BY domain"
+    ),
+    "What was erased, and which drafters did it touch?": (
+        "SELECT erasure_id, tenant, traces, keys_destroyed, drafters_quarantined FROM erasures"
+    ),
+}
+
+Outcome = dict[str, Any]
+Outcomes = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stages:
+    """One method a stage; `run` calls it by name."""
+
+    profile: Profile
+    config_path: Path
+    state_dir: Path
+    server: ServerProcess
+    console: Console
+
+    def run(self, name: str, outcomes: Outcomes) -> Outcome:
+        """Run one stage with what earlier stages left in `outcomes`."""
+        stages: dict[str, Callable[[Outcomes], Outcome]] = {
+            "cold drafter": self._cold_drafter,
+            "round one": self._round_one,
+            "compaction": self._compaction,
+            "distillation": self._distillation,
+            "hot swap": self._hot_swap,
+            "round two": self._round_two,
+            "speed": self._speed,
+            "erasure": self._erasure,
+            "audit": self._audit,
+        }
+        return stages[name](outcomes)
+
+    def _cold_drafter(self, outcomes: Outcomes) -> Outcome:
+        output = self._draftkeep("drafters", "cold", capture=True)
+        digest = output.strip().splitlines()[-1]
+        self._wait_for_drafter(digest)
+        self.console.print(f"A drafter that knows nothing yet serves: {digest[:12]}")
+        return {"drafter": digest}
+
+    def _round_one(self, outcomes: Outcomes) -> Outcome:
+        items = generate(requests=self.profile.round_one_requests, seed=ROUND_ONE_SEED)
+        return self._round("round-1", items, budget_s=self.profile.round_one_budget_s)
+
+    def _round_two(self, outcomes: Outcomes) -> Outcome:
+        items = generate(requests=self.profile.round_two_requests, seed=ROUND_TWO_SEED)
+        return self._round("round-2", items, budget_s=self.profile.round_two_budget_s)
+
+    def _round(self, name: str, items: list[WorkItem], *, budget_s: float) -> Outcome:
+        items = [self._capped(item) for item in items]
+        folder = self.state_dir / "demo"
+        with (
+            LiveCounts(self.server.endpoint, folder / f"{name}-live.json") as live,
+            traffic_bar(self.console, len(items), budget_s) as on_done,
+        ):
+            result = send(
+                self.server.endpoint,
+                items,
+                journal=folder / f"{name}.jsonl",
+                workers=self.profile.workers,
+                budget_s=budget_s,
+                on_done=on_done,
+            )
+        self._drain_capture()
+        return {**_summary(result), "live": live.totals}
+
+    def _capped(self, item: WorkItem) -> WorkItem:
+        if item.max_tokens <= self.profile.max_tokens:
+            return item
+        from dataclasses import replace
+
+        return replace(item, max_tokens=self.profile.max_tokens)
+
+    def _compaction(self, outcomes: Outcomes) -> Outcome:
+        report = json.loads(self._draftkeep("compact", capture=True))
+        self.console.print(
+            f"{report['stored']} traces in {report['shards']} shards; the compactor held no key"
+        )
+        return dict(report)
+
+    def _distillation(self, outcomes: Outcomes) -> Outcome:
+        self._draftkeep("distill", "--tenant", TENANT)
+        result: Outcome = json.loads((self.state_dir / "jobs" / "last.json").read_text())
+        return result
+
+    def _hot_swap(self, outcomes: Outcomes) -> Outcome:
+        digest = outcomes["distillation"].get("drafter")
+        if not digest or not outcomes["distillation"].get("admitted"):
+            self.console.print("The gate did not admit the drafter; the old one goes on serving.")
+            return {"drafter": outcomes["cold drafter"]["drafter"], "swapped": False}
+        self._wait_for_drafter(digest)
+        self.console.print(f"The running server swapped to {digest[:12]} between two steps")
+        return {"drafter": digest, "swapped": True}
+
+    def _speed(self, outcomes: Outcomes) -> Outcome:
+        items = generate(requests=self.profile.speed_prompts * 3, seed=SPEED_SEED)
+        sql = [self._capped(item) for item in items if item.domain == "sql"]
+        return measure_speed(
+            self.server.endpoint, sql[: self.profile.speed_prompts], console=self.console
+        )
+
+    def _erasure(self, outcomes: Outcomes) -> Outcome:
+        # Speed was measured with store: false, so round two is the last traffic that was kept.
+        self._draftkeep("compact", capture=True)
+        rng = random.Random(ROUND_ONE_SEED)  # noqa: S311 (which of our own users is erased)
+        subject = f"sql-user-{rng.randrange(20):03d}"
+        traces, opened_before = count_openable(self.config_path, TENANT, subject)
+        endpoint = self.server.endpoint
+        with endpoint.client() as client:
+            result = endpoint.admin(
+                client, "POST", "/admin/erase", {"tenant": TENANT, "subject": subject}
+            )
+        _, opened_after = count_openable(self.config_path, TENANT, subject, aliases=traces)
+        self.console.print(
+            f"One person erased: {len(traces)} traces, {opened_before} opened before, "
+            f"{opened_after} open now"
+        )
+        return {
+            "traces": len(traces),
+            "opened_before": opened_before,
+            "opened_after": opened_after,
+            "result": result,
+        }
+
+    def _audit(self, outcomes: Outcomes) -> Outcome:
+        from draftkeep.cli.commands import print_rows
+        from draftkeep.store.audit import AuditSession
+
+        answers: Outcome = {}
+        for question, sql in AUDIT_QUERIES.items():
+            with AuditSession.open(self.state_dir) as session:
+                rows = session.query(sql).to_pylist()
+            self.console.print(f"\n[bold]{question}[/bold]")
+            print_rows(rows)
+            answers[question] = json.loads(json.dumps(rows, default=str))
+        with AuditSession.open(self.state_dir) as session:
+            sizes = session.query(
+                "SELECT sum(body_bytes + 124) AS bytes, sum(positions) AS positions FROM traces"
+            ).to_pylist()[0]
+        return {"answers": answers, "bytes_per_position": sizes["bytes"] / sizes["positions"]}
+
+    def _draftkeep(self, *arguments: str, capture: bool = False) -> str:
+        return run_child([*arguments, "--config", str(self.config_path)], capture=capture)
+
+    def _wait_for_drafter(self, digest: str) -> None:
+        deadline = time.monotonic() + SWAP_TIMEOUT_S
+        endpoint = self.server.endpoint
+        with endpoint.client() as client, self.console.status("Waiting for the server to swap"):
+            while time.monotonic() < deadline:
+                if endpoint.admin(client, "GET", "/admin/stats")["drafter"] == digest:
+                    return
+                time.sleep(0.2)
+        raise DraftkeepError(
+            f"the serving node did not take drafter {digest[:12]}; see {self.state_dir / 'serve.log'}"
+        )
+
+    def _drain_capture(self) -> None:
+        endpoint = self.server.endpoint
+        with endpoint.client() as client:
+            for _ in range(300):
+                if endpoint.admin(client, "GET", "/admin/stats")["capture"]["pending"] == 0:
+                    return
+                time.sleep(0.1)
+
+
+def _summary(result: Round) -> Outcome:
+    tokens = sum(result.tokens.values())
+    return {
+        "requests": dict(result.requests),
+        "tokens": dict(result.tokens),
+        "tokens_per_s": round(tokens / max(result.seconds, 1e-9), 1),
+    }
+
+

@@ -1,0 +1,57 @@
+"""A distillation job with progress bars, its outcome printed and left in `jobs/last.json`."""
+
+import json
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from draftkeep.config import Config
+from draftkeep.distill.job import run_job
+from draftkeep.distill.progress import JobProgress
+from draftkeep.distill.result import JobResult
+from draftkeep.policies.signing import SigningKey
+from draftkeep.store.anchors import GATE, publish_anchor
+from draftkeep.store.directories import write_file
+
+STAGES = {
+    "select": "opening traces",
+    "baseline": "measuring the drafter that serves",
+    "train": "training",
+    "evaluate": "measuring the candidate",
+}
+
+
+def distill_with_progress(config: Config, *, tenant: str) -> JobResult:
+    """Run or resume the tenant's job. What it decided is printed, whatever it was."""
+    console = Console()
+    gate = SigningKey.load_or_create(config.keys_path / "gate.key")
+    publish_anchor(config.state_dir, GATE, gate.public)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+        console=console,
+    ) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def progress(report: JobProgress) -> None:
+            if report.stage not in tasks:
+                tasks[report.stage] = bars.add_task(STAGES[report.stage], total=1.0, note="")
+            bars.update(tasks[report.stage], completed=report.fraction, note=_note(report))
+
+        result = run_job(config, tenant=tenant, progress=progress)
+    record = result.as_json()
+    write_file(config.state_dir / "jobs" / "last.json", json.dumps(record, indent=1).encode())
+    verdict = f"The gate's verdict: [bold]{record['status']}[/bold]"
+    console.print("; ".join([verdict, *record["reasons"]]))
+    return result
+
+
+def _note(report: JobProgress) -> str:
+    if report.train is None:
+        return ""
+    note = f"step {report.train.step}, loss {report.train.loss:.2f}"
+    if report.train.agreement is not None:
+        note += f", held-out agreement {report.train.agreement:.2f}"
+    return note

@@ -1,0 +1,249 @@
+"""`draftkeep doctor`: does everything fit together, and if not, what is the remedy."""
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from draftkeep.config import Config, load_config
+from draftkeep.errors import DraftkeepError
+
+MIN_FREE_BYTES = 2 * 1024**3
+MARKS = {"ok": "[green]ok[/green]", "warn": "[yellow]warn[/yellow]", "fail": "[red]fail[/red]"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The outcome of one check. `remedy` is empty where nothing has to be done."""
+
+    check: str
+    status: str
+    detail: str
+    remedy: str = ""
+
+
+def doctor(
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", envvar="DRAFTKEEP_CONFIG")
+    ] = None,
+) -> None:
+    """Check model, tokenizer, drafter, keys, log, catalog and disk; name the remedy for each."""
+    findings = examine(load_config(config))
+    table = Table("check", "", "found", "remedy", header_style="bold")
+    for finding in findings:
+        table.add_row(finding.check, MARKS[finding.status], finding.detail, finding.remedy)
+    Console().print(table)
+    if any(finding.status == "fail" for finding in findings):
+        raise typer.Exit(1)
+
+
+def examine(config: Config) -> list[Finding]:
+    """Run every check; one that raises is a finding, not the end."""
+    checks: tuple[tuple[str, Callable[[Config], Finding]], ...] = (
+        ("tenants", _tenants),
+        ("model", _model),
+        ("drafter", _drafter),
+        ("keys", _keys),
+        ("log", _log),
+        ("catalog", _catalog),
+        ("disk", _disk),
+    )
+    findings = []
+    for name, check in checks:
+        try:
+            findings.append(check(config))
+        except DraftkeepError as error:
+            findings.append(Finding(check=name, status="fail", detail=str(error)))
+        except OSError as error:
+            findings.append(
+                Finding(
+                    check=name,
+                    status="fail",
+                    detail=f"{error.strerror or type(error).__name__}: {error.filename or ''}",
+                    remedy="make the path readable and writable for this user",
+                )
+            )
+    return findings
+
+
+def _tenants(config: Config) -> Finding:
+    if not config.tenants:
+        return Finding(
+            check="tenants",
+            status="fail",
+            detail="none configured, so every request is refused",
+            remedy="add a [[tenants]] table with a name and api_key_sha256",
+        )
+    silent = [tenant.name for tenant in config.tenants if tenant.capture == "never"]
+    detail = f"{len(config.tenants)} configured, {len(silent)} of them never captured"
+    return Finding(check="tenants", status="ok", detail=detail)
+
+
+def _model(config: Config) -> Finding:
+    from draftkeep.store.models import default_cache_dir, load_target
+
+    target = load_target(config.model.target, cache_dir=default_cache_dir())
+    limit = int(target.model.config.max_position_embeddings)
+    if config.serve.max_context > limit:
+        return Finding(
+            check="model",
+            status="fail",
+            detail=f"serve.max_context {config.serve.max_context} is over the model's {limit}",
+            remedy=f"set serve.max_context to {limit} or less",
+        )
+    size = len(target.tokenizer)
+    if size > target.vocab:
+        return Finding(
+            check="model",
+            status="fail",
+            detail=f"the tokenizer has {size} ids, the model only {target.vocab}",
+            remedy="use the tokenizer that came with the model",
+        )
+    mark = target.target_fingerprint.hex()[:12]
+    return Finding(check="model", status="ok", detail=f"{config.model.target}, {mark}")
+
+
+def _drafter(config: Config) -> Finding:
+    from draftkeep.store.anchors import GATE, read_anchor
+    from draftkeep.store.catalog import Catalog
+    from draftkeep.store.drafter import load_drafter
+    from draftkeep.store.models import load_target
+    from draftkeep.store.registry import Registry
+
+    if not config.tenants or not (config.state_dir / "catalog.db").exists():
+        return Finding(
+            check="drafter",
+            status="warn",
+            detail="none yet; the service runs without speculation",
+            remedy="draftkeep drafters cold",
+        )
+    target = load_target(config.model.target)
+    catalog = Catalog.open(config.state_dir / "catalog.db")
+    try:
+        registry = Registry(catalog, config.state_dir / "drafters")
+        found = []
+        for tenant in config.tenants:
+            digest = registry.channel(f"tenant:{tenant.name}", config.serve.channel)
+            if digest is not None:
+                load_drafter(
+                    registry.path(digest),
+                    gate_public=read_anchor(config.state_dir, GATE),
+                    expect_tokenizer=target.tokenizer_fingerprint,
+                    expect_vocab=target.vocab,
+                )
+                found.append(f"{tenant.name} {digest.hex()[:12]}")
+    finally:
+        catalog.close()
+    if not found:
+        return Finding(
+            check="drafter",
+            status="warn",
+            detail=f"channel {config.serve.channel} is empty; the service runs without speculation",
+            remedy="draftkeep drafters cold",
+        )
+    return Finding(check="drafter", status="ok", detail=", ".join(found))
+
+
+def _keys(config: Config) -> Finding:
+    from draftkeep.policies.keyring import Keyring
+
+    path = config.keys_path
+    if not path.exists():
+        return Finding(
+            check="keys",
+            status="warn",
+            detail=f"{path} does not exist; it is made at the first start",
+        )
+    keyring = Keyring.open(path, retention=config.retention, clock=time.time)
+    try:
+        periods = len(keyring.periods())
+    finally:
+        keyring.close()
+    loose = [file.name for file in path.iterdir() if file.suffix in (".kek", ".key") and _loose(file)]
+    if loose:
+        return Finding(
+            check="keys",
+            status="fail",
+            detail=f"readable by others: {', '.join(sorted(loose))}",
+            remedy=f"chmod 600 {path}/*.kek {path}/*.key",
+        )
+    if path.stat().st_dev == _nearest(config.state_dir).stat().st_dev:
+        return Finding(
+            check="keys",
+            status="warn",
+            detail=f"{periods} living periods; keys and data lie on one file system",
+            remedy="set keys_dir to a file system that is not in the data's backups",
+        )
+    return Finding(check="keys", status="ok", detail=f"{periods} living periods")
+
+
+def _log(config: Config) -> Finding:
+    from draftkeep.ingest.sqlite_log import SqliteLog
+
+    path = config.state_dir / "log" / "traces"
+    if not path.exists():
+        return Finding(check="log", status="ok", detail="empty; it is made at the first start")
+    log = SqliteLog.open_reader(path)
+    try:
+        size = log.size_bytes()
+        first, after = log.bounds()
+    finally:
+        log.close()
+    detail = f"{after - first} records wait, {size / 1e6:.1f} of {config.log.cap_bytes / 1e6:.0f} MB"
+    if size > config.log.cap_bytes // 2:
+        return Finding(
+            check="log",
+            status="warn",
+            detail=detail,
+            remedy="run draftkeep compact; at the cap, traces are dropped",
+        )
+    return Finding(check="log", status="ok", detail=detail)
+
+
+def _catalog(config: Config) -> Finding:
+    from draftkeep.store.catalog import Catalog
+
+    path = config.state_dir / "catalog.db"
+    if not path.exists():
+        return Finding(check="catalog", status="ok", detail="none yet; it is made at the first start")
+    Catalog.open(path).close()
+    return Finding(check="catalog", status="ok", detail=str(path))
+
+
+def _disk(config: Config) -> Finding:
+    place = _nearest(config.state_dir)
+    free = shutil.disk_usage(place).free
+    needed = max(MIN_FREE_BYTES, 2 * config.log.cap_bytes)
+    if not os.access(place, os.W_OK):
+        return Finding(
+            check="disk",
+            status="fail",
+            detail=f"{place} is not writable",
+            remedy="choose another state_dir or fix its owner",
+        )
+    if free < needed:
+        return Finding(
+            check="disk",
+            status="warn",
+            detail=f"{free / 1e9:.1f} GB free, {needed / 1e9:.1f} wanted",
+            remedy="free some space or lower log.cap_bytes",
+        )
+    return Finding(check="disk", status="ok", detail=f"{free / 1e9:.1f} GB free")
+
+
+def _loose(file: Path) -> bool:
+    return bool(file.stat().st_mode & 0o077)
+
+
+def _nearest(path: Path) -> Path:
+    path = path.resolve()
+    while not path.exists():
+        path = path.parent
+    return path

@@ -1,0 +1,59 @@
+"""Drafters from the command line: what is registered, and the cold one to begin with."""
+
+import time
+from typing import Any
+
+from draftkeep.config import Config
+from draftkeep.policies.signing import SigningKey
+from draftkeep.store.anchors import GATE, publish_anchor
+from draftkeep.store.catalog import Catalog
+from draftkeep.store.registry import Registry
+
+
+def list_rows(config: Config) -> list[dict[str, Any]]:
+    """One row a drafter, newest first."""
+    catalog = Catalog.open(config.state_dir / "catalog.db")
+    registry = Registry(catalog, config.state_dir / "drafters")
+    try:
+        return [
+            {
+                "drafter": row.digest.hex()[:12],
+                "scope": row.scope,
+                "status": row.status,
+                "signed": row.signed,
+                "parent": row.parent.hex()[:12] if row.parent else "",
+                "created": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(row.created_s)),
+                "measures": ", ".join(f"{k} {v:.3f}" for k, v in sorted(row.measures.items())),
+            }
+            for row in registry.list()
+        ]
+    finally:
+        catalog.close()
+
+
+def publish_cold(config: Config, *, tenant: str) -> bytes:
+    """Make the floor: the target's own first layers, untrained, on the tenant's channel.
+
+    It has learned from nobody, so it needs no proof before it serves, and every later drafter of
+    the scope can fall back to it. Returns its digest. Repeating it changes nothing.
+    """
+    from draftkeep.store.drafter import cold_drafter, save_drafter
+    from draftkeep.store.models import load_target
+
+    target = load_target(config.model.target)
+    drafter = cold_drafter(target, layers=config.distill.layers, vocab=config.distill.vocab)
+    scope = f"tenant:{tenant}"
+    catalog = Catalog.open(config.state_dir / "catalog.db")
+    registry = Registry(catalog, config.state_dir / "drafters")
+    try:
+        # A fixed creation time: the same target and configuration give the same drafter.
+        digest = save_drafter(drafter, config.state_dir / "drafters", created_s=0)
+        registry.register(digest, scope=scope, inputs=(), at_s=time.time())
+        gate = SigningKey.load_or_create(config.keys_path / "gate.key")
+        publish_anchor(config.state_dir, GATE, gate.public)
+        registry.admit(digest, gate.sign)
+        if registry.channel(scope, config.serve.channel) is None:
+            registry.set_channel(scope, config.serve.channel, digest, at_s=time.time())
+    finally:
+        catalog.close()
+    return digest

@@ -1,0 +1,45 @@
+"""What the server counted per domain while something ran, kept across restarts of the server."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from types import TracebackType
+
+from draftkeep.cli.traffic import Endpoint
+
+Groups = dict[str, dict[str, int]]
+
+
+class LiveCounts:
+    """A context manager: `totals` is the growth of the server's counters, per domain.
+
+    A round that was interrupted finds its earlier counts in `path` and adds to them.
+    """
+
+    def __init__(self, endpoint: Endpoint, path: Path) -> None:
+        self._endpoint = endpoint
+        self._path = path
+        self.totals: Groups = json.loads(path.read_text()) if path.exists() else {}
+
+    def __enter__(self) -> "LiveCounts":
+        self._before = self._read()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None and not issubclass(kind, KeyboardInterrupt):
+            return
+        for domain, counts in self._read().items():
+            grown = Counter(counts)
+            grown.subtract(self._before.get(domain, {}))
+            self.totals[domain] = dict(grown + Counter(self.totals.get(domain, {})))
+        self._path.write_text(json.dumps(self.totals))
+
+    def _read(self) -> Groups:
+        with self._endpoint.client() as client:
+            groups: Groups = self._endpoint.admin(client, "GET", "/admin/stats")["groups"]
+        return groups

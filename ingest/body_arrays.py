@@ -1,0 +1,226 @@
+"""The arrays of a trace body: token ids, lists of the head, and what happened at each position.
+
+All rows of a trace lie behind one another: the output positions, then those of each rejected
+branch. All its token ids form one stream, and the stream is stored as indices into the sorted
+distinct ids of the trace: most ids repeat, so an index takes 11 bits where an id takes 16.
+
+Suffixes: P prompt tokens, T output tokens, R rows, K widest list, N entries of all lists, D
+distinct ids, S the id stream, C corrected positions, E tokens that are in no list.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftkeep.errors import CodecError
+from draftkeep.ingest import grids
+from draftkeep.ingest.tables import RemapTable
+from draftkeep.ingest.trace import MAX_K, How, TopK, Trace
+from draftkeep.ingest.trace_check import MAX_CELLS, MAX_ROWS
+from draftkeep.ingest.wire import Reader, Writer
+
+NOT_LISTED = 255
+_MAX_ID = 2**31 - 1
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrays:
+    """The arrays as they are stored, before planes and compression.
+
+    ids_S: prompt, lists, unlisted outputs, unlisted rejected drafts, branch drafts, in this order.
+    levels_N holds grid levels in list order. rank_T and rejected_C are ranks in the position's
+    own list, or 255.
+    """
+
+    prompt_tokens: int
+    k_R: Ints
+    ids_S: Ints
+    levels_N: Ints
+    tail_R: Ints
+    how_T: Ints
+    rank_T: Ints
+    rejected_C: Ints
+    processed_T: Ints | None
+
+
+def arrays_of(trace: Trace) -> Arrays:
+    """Lay a valid trace out; CodecError where a value does not fit."""
+    topks = [trace.topk, *(branch.topk for branch in trace.branches)]
+    entries = [_entries(topk) for topk in topks]
+    corrected_T = trace.how_T == How.CORRECTED
+    rank_T, unlisted = _ranks(trace.topk, trace.output_ids_T)
+    rejected_C, unlisted_rejected = _ranks(
+        _rows(trace.topk, corrected_T), trace.rejected_T[corrected_T]
+    )
+    processed_T = trace.processed_logprob_T
+    return Arrays(
+        prompt_tokens=len(trace.prompt_ids_P),
+        k_R=_join([topk.k_T for topk in topks]),
+        ids_S=_join(
+            [
+                trace.prompt_ids_P,
+                *(topk.ids_TK[mask_TK] for topk, mask_TK in zip(topks, entries, strict=True)),
+                unlisted,
+                unlisted_rejected,
+                *(branch.draft_ids_N for branch in trace.branches),
+            ]
+        ),
+        levels_N=np.concatenate(
+            [
+                grids.to_levels(topk.logprobs_TK[mask_TK], grids.LEVELS_PER_NAT)
+                for topk, mask_TK in zip(topks, entries, strict=True)
+            ]
+        ),
+        tail_R=_join([grids.to_tail_codes(topk.tail_T, topk.tail_known_T) for topk in topks]),
+        how_T=_join([trace.how_T]),
+        rank_T=rank_T,
+        rejected_C=rejected_C,
+        processed_T=None
+        if processed_T is None
+        else grids.to_levels(processed_T, grids.PROCESSED_PER_NAT),
+    )
+
+
+def write_arrays(writer: Writer, arrays: Arrays, table: RemapTable) -> None:
+    """Write the arrays; CodecError where an id is negative or a list is not in rank order."""
+    if len(arrays.ids_S) and arrays.ids_S.min() < 0:
+        raise CodecError("a token id of the trace is negative; check the emitter")
+    writer.varint(arrays.prompt_tokens)
+    writer.varint(len(arrays.how_T))
+    _write_runs(writer, arrays.k_R)
+    ranks_D, index_S = np.unique(table.ranks(arrays.ids_S), return_inverse=True)
+    writer.array(np.diff(ranks_D, prepend=0))
+    writer.array(index_S)
+    heads_R, gaps_G = _gaps(arrays.k_R, arrays.levels_N)
+    writer.array(gaps_G)
+    writer.array(heads_R)
+    writer.array(arrays.tail_R)
+    writer.array(arrays.rank_T)
+    writer.array(arrays.how_T)
+    writer.array(arrays.rejected_C)
+    if arrays.processed_T is not None:
+        writer.array(arrays.processed_T)
+
+
+def read_arrays(
+    reader: Reader, table: RemapTable, *, branch_rows: int, has_processed: bool
+) -> Arrays:
+    """Read what `write_arrays` wrote; CodecError on anything else."""
+    prompt_tokens, positions = reader.varint(), reader.varint()
+    if positions + branch_rows > MAX_ROWS:
+        raise CodecError(f"trace body promises more than {MAX_ROWS} positions; drop the trace")
+    k_R = _read_runs(reader, positions + branch_rows)
+    ranks_D = np.cumsum(reader.array())
+    if len(ranks_D) and ranks_D.max() > _MAX_ID:
+        raise CodecError("trace body holds a token id past 31 bits; drop the trace")
+    index_S = reader.array()
+    if len(index_S) and index_S.max() >= len(ranks_D):
+        raise CodecError("trace body refers to a token id it does not list; drop the trace")
+    levels_N = _levels(k_R, gaps_G=reader.array(), heads_R=reader.array())
+    tail_R = reader.array(positions + branch_rows)
+    rank_T, how_T = reader.array(positions), reader.array(positions)
+    rejected_C = reader.array(int((how_T == How.CORRECTED).sum()))
+    processed_T = reader.array(positions) if has_processed else None
+    _check_bound("level", grids.NO_MASS_LEVEL, levels_N)
+    _check_bound("tail", grids.TAIL_UNKNOWN, tail_R)
+    _check_bound("rank", NOT_LISTED, rank_T)
+    _check_bound("rank", NOT_LISTED, rejected_C)
+    _check_bound("kind of position", max(How), how_T)
+    if processed_T is not None:
+        _check_bound("level", grids.NO_MASS_LEVEL, processed_T)
+    return Arrays(
+        prompt_tokens=prompt_tokens,
+        k_R=k_R,
+        ids_S=table.ids(ranks_D)[index_S],
+        levels_N=levels_N,
+        tail_R=tail_R,
+        how_T=how_T,
+        rank_T=rank_T,
+        rejected_C=rejected_C,
+        processed_T=processed_T,
+    )
+
+
+def _check_bound(name: str, bound: int, values_N: Ints) -> None:
+    if len(values_N) and values_N.max() > bound:
+        raise CodecError(f"trace body has a {name} above {bound}; drop the trace")
+
+
+def _join(pieces: list[NDArray[np.generic]]) -> Ints:
+    return np.concatenate(pieces).astype(np.int64)
+
+
+def _entries(topk: TopK) -> NDArray[np.bool_]:
+    return np.arange(topk.ids_TK.shape[1]) < topk.k_T[:, None]
+
+
+def _rows(topk: TopK, chosen_T: NDArray[np.bool_]) -> TopK:
+    return TopK(
+        ids_TK=topk.ids_TK[chosen_T],
+        logprobs_TK=topk.logprobs_TK[chosen_T],
+        k_T=topk.k_T[chosen_T],
+        tail_T=topk.tail_T[chosen_T],
+        tail_known_T=topk.tail_known_T[chosen_T],
+    )
+
+
+def _ranks(topk: TopK, tokens_T: NDArray[np.int32]) -> tuple[Ints, NDArray[np.int32]]:
+    """The rank of each token in its row's list, or 255, and the tokens that got 255."""
+    match_TK = (topk.ids_TK == tokens_T[:, None]) & _entries(topk)
+    listed_T = match_TK.any(axis=1)
+    rank_T = np.full(len(tokens_T), NOT_LISTED, np.int64)
+    if match_TK.shape[1]:
+        rank_T[listed_T] = match_TK.argmax(axis=1)[listed_T]
+    return rank_T, tokens_T[~listed_T]
+
+
+def _write_runs(writer: Writer, k_R: Ints) -> None:
+    starts = np.flatnonzero(np.diff(k_R, prepend=-1))
+    lengths = np.diff(starts, append=len(k_R))
+    writer.varint(len(starts))
+    for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+        writer.varint(length)
+        writer.u8(int(k_R[start]))
+
+
+def _read_runs(reader: Reader, rows: int) -> Ints:
+    runs = [(reader.varint(), reader.u8()) for _ in range(reader.count(2))]
+    if sum(length for length, _ in runs) != rows:
+        raise CodecError(f"trace body has list lengths that do not cover its {rows} positions")
+    widest = max((k for _, k in runs), default=0)
+    if rows * widest > MAX_CELLS or widest > MAX_K:
+        raise CodecError(f"trace body unpacks to more than {MAX_CELLS} entries; drop the trace")
+    lengths = np.array([length for length, _ in runs], np.int64)
+    return np.repeat(np.array([k for _, k in runs], np.int64), lengths)
+
+
+def _gaps(k_R: Ints, levels_N: Ints) -> tuple[Ints, Ints]:
+    """First level of each list that is not empty, and the steps to the next ones."""
+    first_N = _first(k_R)
+    steps_N = np.diff(levels_N, prepend=0)
+    gaps_G = steps_N[~first_N]
+    if len(gaps_G) and gaps_G.min() < 0:
+        raise CodecError("a list of the trace is not in rank order; sort it by falling value")
+    return levels_N[first_N], gaps_G
+
+
+def _levels(k_R: Ints, *, gaps_G: Ints, heads_R: Ints) -> Ints:
+    filled = k_R[k_R > 0]
+    if len(heads_R) != len(filled) or len(heads_R) + len(gaps_G) != int(filled.sum()):
+        raise CodecError("trace body has values that do not match its list lengths")
+    first_N = _first(k_R)
+    steps_N = np.empty(len(first_N), np.int64)
+    steps_N[first_N] = heads_R
+    steps_N[~first_N] = gaps_G
+    sums_N = np.cumsum(steps_N)
+    return sums_N - np.repeat(sums_N[first_N] - heads_R, filled)
+
+
+def _first(k_R: Ints) -> NDArray[np.bool_]:
+    filled = k_R[k_R > 0]
+    first_N = np.zeros(int(filled.sum()), np.bool_)
+    first_N[np.cumsum(filled) - filled] = True
+    return first_N

@@ -1,0 +1,164 @@
+"""The body codec, version 1: a trace as compressed bytes, and back.
+
+A body is one version byte, then one zstd frame that states its content size. Log-probabilities
+and tails are rounded to the grids of `grids.py`; everything else comes back exactly.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftkeep.errors import CodecError
+from draftkeep.ingest import grids
+from draftkeep.ingest.body_arrays import (
+    NOT_LISTED,
+    Arrays,
+    Ints,
+    arrays_of,
+    read_arrays,
+    write_arrays,
+)
+from draftkeep.ingest.body_fields import Fields, fields_of, read_fields, write_fields
+from draftkeep.ingest.frame import compress, decompress
+from draftkeep.ingest.tables import RemapTable
+from draftkeep.ingest.trace import Branch, How, TopK, Trace
+from draftkeep.ingest.trace_check import check_branches, check_trace
+from draftkeep.ingest.wire import Reader, Writer
+
+CODEC_VERSION = 1
+
+
+def encode_body(trace: Trace, table: RemapTable) -> bytes:
+    """Pack a trace. `table` is a public constant of the target, never made from traffic.
+
+    Raises CodecError where the trace is inconsistent (lengths, ranges, lists not in rank order)
+    or larger than a reader accepts. The bytes depend on the zstd library; the payload inside does
+    not.
+    """
+    check_trace(trace)
+    writer = Writer()
+    write_fields(writer, fields_of(trace, table.digest))
+    write_arrays(writer, arrays_of(trace), table)
+    return bytes([CODEC_VERSION]) + compress(writer.parts())
+
+
+def decode_body(data: bytes, tables: Callable[[bytes], RemapTable]) -> Trace:
+    """Unpack a body. `tables` gives the remap table of a digest (a `TableStore` does).
+
+    Lists come back as wide as the longest one; a tail that is not known reads as minus infinity.
+    Raises CodecError, and nothing else, on bytes that are not a body of a known version.
+    """
+    if data[:1] != bytes([CODEC_VERSION]):
+        raise CodecError(
+            f"trace body has codec version {data[:1].hex() or 'none'}, expected 01; "
+            "read it with a draftkeep that knows that version"
+        )
+    reader = Reader(decompress(data[1:]))
+    fields = read_fields(reader)
+    check_branches(fields.branches)
+    arrays = read_arrays(
+        reader,
+        tables(fields.table),
+        branch_rows=sum(drafts for _, drafts in fields.branches),
+        has_processed=fields.has_processed,
+    )
+    reader.end()
+    return _trace(fields, arrays)
+
+
+def _trace(fields: Fields, arrays: Arrays) -> Trace:
+    positions = len(arrays.how_T)
+    if fields.drafters and sum(run.positions for run in fields.drafters) != positions:
+        raise CodecError(f"trace body has drafter runs that do not cover {positions} positions")
+    ids_N, rest = _split_ids(fields, arrays)
+    topk, branch_topks = _topks(fields, arrays, ids_N)
+    corrected_T = arrays.how_T == How.CORRECTED
+    output_ids_T, rest = _tokens(topk, np.arange(positions), arrays.rank_T, rest)
+    rejected_T = np.full(positions, -1, np.int32)
+    rejected_T[corrected_T], rest = _tokens(
+        topk, np.flatnonzero(corrected_T), arrays.rejected_C, rest
+    )
+    ends = np.cumsum([drafts for _, drafts in fields.branches], dtype=np.int64)
+    drafts = np.split(rest.astype(np.int32), ends[:-1]) if len(ends) else []
+    processed_T = arrays.processed_T
+    return Trace(
+        prompt_ids_P=arrays.ids_S[: arrays.prompt_tokens].astype(np.int32),
+        output_ids_T=output_ids_T,
+        topk=topk,
+        how_T=arrays.how_T.astype(np.uint8),
+        rejected_T=rejected_T,
+        sampling=fields.sampling,
+        seed=fields.seed,
+        choice=fields.choice,
+        finish=fields.finish,
+        prompt_cut=fields.prompt_cut,
+        output_cut=fields.output_cut,
+        held_out=fields.held_out,
+        value_kind=fields.value_kind,
+        chat_template_hash=fields.chat_template_hash,
+        drafters=fields.drafters,
+        processed_logprob_T=None
+        if processed_T is None
+        else grids.from_levels(processed_T, grids.PROCESSED_PER_NAT),
+        branches=tuple(
+            Branch(start=start, draft_ids_N=ids, topk=branch_topk)
+            for (start, _), ids, branch_topk in zip(
+                fields.branches, drafts, branch_topks, strict=True
+            )
+        ),
+        ext=fields.ext,
+    )
+
+
+def _split_ids(fields: Fields, arrays: Arrays) -> tuple[Ints, Ints]:
+    """The ids of the lists, and those behind them in the stream."""
+    end = arrays.prompt_tokens + len(arrays.levels_N)
+    unlisted = int((arrays.rank_T == NOT_LISTED).sum() + (arrays.rejected_C == NOT_LISTED).sum())
+    expected = end + unlisted + sum(drafts for _, drafts in fields.branches)
+    if len(arrays.ids_S) != expected:
+        raise CodecError(f"trace body has {len(arrays.ids_S)} token ids, expected {expected}")
+    return arrays.ids_S[arrays.prompt_tokens : end], arrays.ids_S[end:]
+
+
+def _topks(fields: Fields, arrays: Arrays, ids_N: Ints) -> tuple[TopK, list[TopK]]:
+    """The lists of the output positions, and those of each branch."""
+    logprobs_N = grids.from_levels(arrays.levels_N, grids.LEVELS_PER_NAT)
+    tail_R = grids.from_tail_codes(arrays.tail_R)
+    entry_ends = np.cumsum(arrays.k_R)
+    topks = []
+    row, entry = 0, 0
+    for rows in (len(arrays.how_T), *(drafts for _, drafts in fields.branches)):
+        end = row + rows
+        entry_end = int(entry_ends[end - 1]) if end else 0
+        k_T = arrays.k_R[row:end]
+        mask_TK = np.arange(k_T.max(initial=0)) < k_T[:, None]
+        ids_TK = np.full(mask_TK.shape, -1, np.int32)
+        ids_TK[mask_TK] = ids_N[entry:entry_end]
+        logprobs_TK = np.full(mask_TK.shape, -np.inf, np.float32)
+        logprobs_TK[mask_TK] = logprobs_N[entry:entry_end]
+        topks.append(
+            TopK(
+                ids_TK=ids_TK,
+                logprobs_TK=logprobs_TK,
+                k_T=k_T.astype(np.uint8),
+                tail_T=tail_R[row:end],
+                tail_known_T=arrays.tail_R[row:end] != grids.TAIL_UNKNOWN,
+            )
+        )
+        row, entry = end, entry_end
+    return topks[0], topks[1:]
+
+
+def _tokens(
+    topk: TopK, rows_N: NDArray[np.intp], rank_N: Ints, unlisted: Ints
+) -> tuple[NDArray[np.int32], Ints]:
+    """Tokens from ranks in their rows' lists, or from the stream; and the stream behind them."""
+    listed_N = rank_N != NOT_LISTED
+    if (rank_N[listed_N] >= topk.k_T[rows_N[listed_N]]).any():
+        raise CodecError("trace body has a token's rank past the end of its list")
+    tokens_N = np.empty(len(rank_N), np.int32)
+    tokens_N[listed_N] = topk.ids_TK[rows_N[listed_N], rank_N[listed_N]]
+    spelled = len(rank_N) - int(listed_N.sum())
+    tokens_N[~listed_N] = unlisted[:spelled]
+    return tokens_N, unlisted[spelled:]

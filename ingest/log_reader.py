@@ -1,0 +1,159 @@
+"""Reading and freeing the embedded log, from the serving process or from any other.
+
+Every call opens the files it needs and closes them again: nothing is held in between, and a freed
+file leaves the disk at once. Files that another process frees meanwhile are looked up again.
+"""
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from draftkeep.errors import StoreError
+from draftkeep.ingest.buckets import (
+    Bucket,
+    State,
+    delete_rows,
+    directory_bytes,
+    list_buckets,
+    opened,
+    read_state,
+    remove_files,
+    sweep_strays,
+    sync_directory,
+)
+from draftkeep.ingest.log import LogRecord
+
+_ATTEMPTS = 16
+
+_T = TypeVar("_T")
+
+
+class LogReader:
+    """Everything a `Log` does except to append."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises StoreError where `directory` holds no log."""
+        self._directory = directory
+        self.identity()
+
+    def append(self, records: Sequence[bytes]) -> int:
+        """Always raises StoreError: the process that serves is the only one that appends."""
+        raise StoreError("this log was opened for reading; append in the process that serves")
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def read(self, start: int, limit_records: int, limit_bytes: int) -> list[LogRecord]:
+        """See `Log.read`. Files freed meanwhile are skipped as if freed before."""
+        return self._settled(lambda: self._read(start, limit_records, limit_bytes))
+
+    def free(self, up_to: int) -> None:
+        """See `Log.free`. Whole files below are unlinked; rows below in the rest are zeroed.
+
+        Other processes that have a file open keep it until they close it. Deleted rows leave the
+        write-ahead log with the next checkpoint, which a busy reader can put off.
+        """
+        self._settled(lambda: self._free(up_to))
+
+    def bounds(self) -> tuple[int, int]:
+        """See `Log.bounds`."""
+        return self._settled(self._bounds)
+
+    def size_bytes(self) -> int:
+        """All files of the directory, write-ahead logs and free pages included."""
+        return directory_bytes(self._directory)
+
+    def identity(self) -> tuple[str, str, int]:
+        """Two random names drawn when the log was made, and partition 0."""
+        state = self._settled(lambda: self._state(self._buckets()))
+        return (state.cluster, state.topic, 0)
+
+    def _settled(self, action: Callable[[], _T]) -> _T:
+        """Run `action` until no file came or went under its hands."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            before = self._buckets()
+            try:
+                return action()
+            except sqlite3.Error as error:
+                if attempt == _ATTEMPTS or self._buckets() == before:
+                    raise StoreError(
+                        f"the log in {self._directory} cannot be read ({error}); check "
+                        "permissions there, or move the directory aside to begin a new log"
+                    ) from error
+        raise AssertionError("the last attempt returns or raises")
+
+    def _buckets(self) -> list[Bucket]:
+        try:
+            buckets = list_buckets(self._directory)
+        except FileNotFoundError:
+            buckets = []
+        if not buckets:
+            raise StoreError(f"there is no log in {self._directory}; start the serving node first")
+        return buckets
+
+    def _state(self, buckets: list[Bucket]) -> State:
+        with opened(buckets[-1]) as connection:
+            return read_state(connection)
+
+    def _bounds(self) -> tuple[int, int]:
+        buckets = self._buckets()
+        for bucket in buckets:
+            with opened(bucket) as connection:
+                (first,) = connection.execute("SELECT min(id) FROM records").fetchone()
+            if first is not None:
+                return first, self._state(buckets).next
+        following = self._state(buckets).next
+        return following, following
+
+    def _read(self, start: int, limit_records: int, limit_bytes: int) -> list[LogRecord]:
+        buckets = self._buckets()
+        records: list[LogRecord] = []
+        for bucket, end in zip(buckets, _ends(buckets), strict=True):
+            if end is not None and end <= start:
+                continue
+            full = _read_bucket(bucket, start, limit_records, limit_bytes, records)
+            if full:
+                return records
+        if not records and start > (following := self._state(buckets).next):
+            raise StoreError(
+                f"reading from offset {start}, but the log ends at {following}: the position "
+                "belongs to another log, or this one was restored from a copy"
+            )
+        return records
+
+    def _free(self, up_to: int) -> None:
+        following = self._state(self._buckets()).next
+        if up_to > following:
+            raise StoreError(f"freeing up to offset {up_to}, but the log ends at {following}")
+        buckets = self._buckets()
+        for bucket, end in zip(buckets, _ends(buckets), strict=True):
+            if end is not None and end <= up_to:
+                remove_files(bucket.path)
+            elif bucket.first < up_to:
+                with opened(bucket) as connection:
+                    delete_rows(connection, up_to)
+        sweep_strays(self._directory)
+        sync_directory(self._directory)
+
+
+def _ends(buckets: list[Bucket]) -> list[int | None]:
+    """For each bucket the offset at which the next one starts; None for the newest."""
+    return [*(bucket.first for bucket in buckets[1:]), None]
+
+
+def _read_bucket(
+    bucket: Bucket, start: int, limit_records: int, limit_bytes: int, records: list[LogRecord]
+) -> bool:
+    """Add the bucket's rows from `start` on to `records`; True when a limit was reached."""
+    taken_bytes = sum(len(record.data) for record in records)
+    query = "SELECT id, data, appended_s FROM records WHERE id >= ? ORDER BY id"
+    with opened(bucket) as connection:
+        for offset, data, appended_s in connection.execute(query, (start,)):
+            taken_bytes += len(data)
+            if records and (len(records) >= limit_records or taken_bytes > limit_bytes):
+                return True
+            if records and offset != records[-1].offset + 1:
+                raise sqlite3.DatabaseError(f"offset {records[-1].offset + 1} is missing")
+            records.append(LogRecord(offset=offset, data=data, appended_s=appended_s))
+    return False

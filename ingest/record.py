@@ -1,0 +1,104 @@
+"""SealedTrace, and the bytes that stand for one in a log."""
+
+from dataclasses import dataclass
+
+from draftkeep.errors import EnvelopeError
+from draftkeep.ingest.header import Header, decode_header
+from draftkeep.policies.names import lp
+from draftkeep.policies.period_keys import ENCAPSULATION_BYTES
+from draftkeep.policies.signing import SIGNATURE_BYTES
+
+RECORD_VERSION = 1
+MAX_RECORD_BYTES = 900_000
+NONCE_BYTES = 12
+TAG_BYTES = 16
+COMMITMENT_BYTES = 32
+# What a record spends beside header and body.
+RECORD_OVERHEAD_BYTES = (
+    1 + 6 * 4 + NONCE_BYTES + TAG_BYTES + COMMITMENT_BYTES + SIGNATURE_BYTES + ENCAPSULATION_BYTES
+)
+_FIELDS = ("header", "nonce", "ciphertext", "commitment", "signature", "encapsulation")
+_LENGTHS = {
+    "nonce": NONCE_BYTES,
+    "commitment": COMMITMENT_BYTES,
+    "signature": SIGNATURE_BYTES,
+    "encapsulation": ENCAPSULATION_BYTES,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealedTrace:
+    """One trace under its seal. Everything but `ciphertext` says nothing about content.
+
+    `header` is the canonical encoding; `nonce` 12 bytes, `ciphertext` body and 16-byte tag,
+    `commitment` 32, `signature` 64 (Ed25519 of the node), `encapsulation` 1,168 (the node share
+    under the period's public key, the same for all traces with one share id). EnvelopeError where
+    a length is off.
+    """
+
+    header: bytes
+    nonce: bytes
+    ciphertext: bytes
+    commitment: bytes
+    signature: bytes
+    encapsulation: bytes
+
+    def __post_init__(self) -> None:
+        for name, length in _LENGTHS.items():
+            got = len(getattr(self, name))
+            if got != length:
+                raise EnvelopeError(f"sealed trace: {name} has {got} bytes, expected {length}")
+        if len(self.ciphertext) < TAG_BYTES:
+            raise EnvelopeError("sealed trace: the ciphertext is shorter than its tag")
+
+    @property
+    def parsed(self) -> Header:
+        """The header's fields, decoded at each call; EnvelopeError where it is not canonical."""
+        return decode_header(self.header)
+
+
+def encode_record(sealed: SealedTrace) -> bytes:
+    """The log record, version 1: byte 0x01, then lp of the six fields in `SealedTrace` order.
+
+    lp(x) is the length as 4 bytes big-endian, then x. EnvelopeError over 900,000 bytes.
+    """
+    record = bytes([RECORD_VERSION]) + b"".join(lp(getattr(sealed, name)) for name in _FIELDS)
+    if len(record) > MAX_RECORD_BYTES:
+        raise EnvelopeError(
+            f"a record of {len(record)} bytes, at most {MAX_RECORD_BYTES} allowed; leave out "
+            "rejected branches or cut positions before sealing"
+        )
+    return record
+
+
+def decode_record(data: bytes) -> SealedTrace:
+    """The sealed trace in a log record; EnvelopeError unless the bytes are exactly one record.
+
+    A record of another version is left as it is: it is not corrupt, only not for this reader.
+    """
+    if not data:
+        raise EnvelopeError("an empty log record; drop it")
+    if data[0] != RECORD_VERSION:
+        raise EnvelopeError(
+            f"unknown log record version {data[0]}, this reader knows {RECORD_VERSION}; keep the "
+            "record in quarantine until a newer release reads it"
+        )
+    if len(data) > MAX_RECORD_BYTES:
+        raise EnvelopeError(f"a record of {len(data)} bytes, at most {MAX_RECORD_BYTES} allowed")
+    fields: dict[str, bytes] = {}
+    at = 1
+    for name in _FIELDS:
+        fields[name], at = _take(data, at, name)
+    if at != len(data):
+        raise EnvelopeError(f"a log record goes on for {len(data) - at} bytes after its last field")
+    sealed = SealedTrace(**fields)
+    decode_header(sealed.header)
+    return sealed
+
+
+def _take(data: bytes, at: int, name: str) -> tuple[bytes, int]:
+    start = at + 4
+    end = start + int.from_bytes(data[at:start], "big")
+    if start > len(data) or end > len(data):
+        raise EnvelopeError(f"a log record ends inside its field {name}; drop it")
+    return bytes(data[start:end]), end

@@ -1,0 +1,97 @@
+"""The coupled rule: drafter and target draw with the same noise, and agree or not.
+
+With G Gumbel noise, argmax(log p + G) is a draw from p. Where the drafter draws argmax(log q + G)
+with the same G, accepting exactly when both are equal and emitting the target's own token leaves
+the output a function of target, seed and position alone, whatever the drafter (Daliri et al.,
+2024).
+
+V: vocabulary; W: rows of one verification, drafts + 1.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftkeep.errors import ModelError
+from draftkeep.kernels.processors import process
+from draftkeep.kernels.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """What one verification step emits.
+
+    `tokens` are the target's own tokens, at least one. The first `accepted` of them equal their
+    drafts; `tested` counts the drafts that were compared, so tested - accepted is 0 or 1.
+    """
+
+    tokens: tuple[int, ...]
+    accepted: int
+    tested: int
+
+
+def choose(scores_V: NDArray[np.float64], noise_V: NDArray[np.float64] | None) -> int:
+    """The drawn token: argmax(scores + noise), or argmax(scores) without noise; ties lowest id."""
+    return int(np.argmax(scores_V if noise_V is None else scores_V + noise_V))
+
+
+def is_end(token: int, sampling: Sampling) -> bool:
+    """True where this token ends the output: a stop id, or EOS unless it is ignored."""
+    return token in sampling.stop_ids or (token in sampling.eos_ids and not sampling.ignore_eos)
+
+
+def verify(
+    logits_WV: NDArray[np.float32],
+    drafts: Sequence[int],
+    sampling: Sampling,
+    *,
+    prompt_ids: Sequence[int],
+    output_ids: Sequence[int],
+    noise: Callable[[int], NDArray[np.float64]],
+) -> Verified:
+    """Accepts drafts while they are the target's own tokens; exact for every drafter.
+
+    Row i of `logits_WV` holds the target's logits after prompt, output and drafts[:i]; there is
+    one row more than drafts. Emits the target's token of every row reached: the accepted drafts,
+    then the correction, or the bonus where all were accepted. Nothing follows an ending token.
+    Penalties at row i see the drafts accepted before it.
+
+    `noise(n)` gives the noise row of absolute output index n, here len(output_ids) + i. It is
+    called once for each row reached, and never where temperature is 0. Raises ModelError for NaN
+    logits and ValueError where the rows do not fit the drafts.
+    """
+    if len(logits_WV) != len(drafts) + 1:
+        raise ValueError(f"{len(drafts)} drafts need one logit row more, got {len(logits_WV)}")
+    tokens: list[int] = []
+    for row, logits_V in enumerate(logits_WV):
+        history = [*output_ids, *tokens] if tokens else output_ids
+        token = _own(logits_V, sampling, prompt_ids, history, noise)
+        tokens.append(token)
+        if row == len(drafts):
+            return Verified(tokens=tuple(tokens), accepted=row, tested=row)
+        agreed = token == drafts[row]
+        if not agreed or is_end(token, sampling):
+            return Verified(tokens=tuple(tokens), accepted=row + agreed, tested=row + 1)
+    raise AssertionError("the last row always returns")
+
+
+def _own(
+    logits_V: NDArray[np.float32],
+    sampling: Sampling,
+    prompt_ids: Sequence[int],
+    output_ids: Sequence[int],
+    noise: Callable[[int], NDArray[np.float64]],
+) -> int:
+    """The target's own token after `output_ids`."""
+    if sampling.plain_argmax:
+        token = int(np.argmax(logits_V))
+        if not np.isfinite(logits_V[token]):
+            raise ModelError(
+                f"the best logit is {logits_V[token]}, expected a finite number; the model's "
+                "weights or its arithmetic are broken: verify the files or use a wider dtype"
+            )
+        return token
+    scores_V = process(logits_V, sampling, prompt_ids=prompt_ids, output_ids=output_ids)
+    return choose(scores_V, None if sampling.greedy else noise(len(output_ids)))

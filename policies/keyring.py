@@ -1,0 +1,221 @@
+"""The keyring: every key that a deadline or an erasure destroys, and the acts that destroy them.
+
+Files in the keys directory: `keyring.db` (rows, wrapped), `period.kek` and `subject.kek` (what
+wraps them), `issuer.key` (signs period records), `keyring.lock` (taken by every writer). Three
+roles use them, each with the secrets it needs and no others:
+
+    Issuer     issuer.key, period.kek     makes and signs periods
+    NodeKeys   subject.kek                seals
+    JobKeys    subject.kek, period.kek    opens
+
+`Keyring` plays all of them in one process and is the only one that destroys. Losing the keyring
+costs captured traces and nothing else.
+"""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+from draftkeep.config import RetentionConfig
+from draftkeep.errors import StoreError
+from draftkeep.policies import names, period_rows
+from draftkeep.policies.issuer import Issuer
+from draftkeep.policies.job_keys import JobKeys
+from draftkeep.policies.kek import LocalKek
+from draftkeep.policies.keyring_db import KeyringDb
+from draftkeep.policies.keyring_files import (
+    ISSUER_KEY,
+    ISSUER_PUBLIC,
+    PERIOD_KEK,
+    SUBJECT_KEK,
+    claim_kek,
+)
+from draftkeep.policies.node_keys import NodeKeys
+from draftkeep.policies.retention import Clock, PeriodRecord
+from draftkeep.policies.signing import SigningKey
+from draftkeep.policies.subject_rows import SubjectKey, SubjectKind, SubjectRows
+
+__all__ = ["Issuer", "JobKeys", "Keyring", "NodeKeys", "SubjectKey", "SubjectKind"]
+
+
+class Keyring:
+    """All roles over one keys directory. Any number of processes may open it at once.
+
+    `node_keys()` and `job_keys()` are the views to hand to a sealer and an opener. Every insert is
+    durable before the call that made it returns; a process killed at any moment leaves a usable
+    keyring.
+    """
+
+    def __init__(
+        self,
+        db: KeyringDb,
+        *,
+        issuer_key: SigningKey,
+        period_kek: LocalKek,
+        subject_kek: LocalKek,
+        retention: RetentionConfig,
+        clock: Clock,
+    ) -> None:
+        self._db = db
+        self._rows = SubjectRows(db, subject_kek)
+        self._issuer = Issuer(
+            db, key=issuer_key, period_kek=period_kek, retention=retention, clock=clock
+        )
+        self._node = NodeKeys(
+            db,
+            subject_kek=subject_kek,
+            issuer_public=issuer_key.public,
+            retention=retention,
+            clock=clock,
+            issuer=self._issuer,
+        )
+        self._job = JobKeys(
+            db,
+            subject_kek=subject_kek,
+            period_kek=period_kek,
+            issuer_public=issuer_key.public,
+            clock=clock,
+        )
+
+    @classmethod
+    def open(cls, directory: Path, *, retention: RetentionConfig, clock: Clock) -> Self:
+        """Open the keyring in `directory`, making its files where there are none.
+
+        Finishes what a killed erasure left in the write-ahead log, and brings deadlines forward
+        where `retention` has a shorter ttl than before. StoreError where the files do not belong
+        together.
+        """
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        issuer_key = SigningKey.load_or_create(directory / ISSUER_KEY)
+        period_kek = LocalKek.load_or_create(directory / PERIOD_KEK)
+        subject_kek = LocalKek.load_or_create(directory / SUBJECT_KEK)
+        db = KeyringDb(directory, create=True)
+        try:
+            claim_kek(db, PERIOD_KEK, period_kek)
+            claim_kek(db, SUBJECT_KEK, subject_kek)
+            if db.claim(ISSUER_PUBLIC, issuer_key.public) != issuer_key.public:
+                raise StoreError(
+                    "issuer.key is not the one that keyring.db was made with; restore the file"
+                )
+            # A reader in the way is no reason to stop: the next erasure tries again.
+            with suppress(StoreError):
+                if db.scrub_pending():
+                    db.scrub(tries=2)
+            keyring = cls(
+                db,
+                issuer_key=issuer_key,
+                period_kek=period_kek,
+                subject_kek=subject_kek,
+                retention=retention,
+                clock=clock,
+            )
+            keyring._issuer.redate()
+        except BaseException:
+            db.close()
+            raise
+        return keyring
+
+    @property
+    def issuer_public(self) -> bytes:
+        """The Ed25519 public key that period records are checked with."""
+        return self._issuer.public
+
+    def node_keys(self) -> NodeKeys:
+        """What a sealer needs, with the issuer at hand: it makes periods as they come."""
+        return self._node
+
+    def job_keys(self) -> JobKeys:
+        """What an opener needs."""
+        return self._job
+
+    def lookup_key(self, tenant: str) -> bytes:
+        """The tenant's lookup key, made where missing; durable before this returns."""
+        return self._node.lookup_key(tenant)
+
+    def ensure_period(self, tenant: str, at_s: float) -> PeriodRecord:
+        """The signed record of the tenant's period that contains `at_s`, made where missing."""
+        return self._issuer.ensure_period(tenant, at_s)
+
+    def period(self, period_id: bytes) -> PeriodRecord | None:
+        """The record of a period, or None where its key is destroyed."""
+        return period_rows.by_id(self._db, period_id)
+
+    def periods(self) -> list[PeriodRecord]:
+        """Every living period's record, oldest first."""
+        return period_rows.all_records(self._db)
+
+    def aliases_of(self, tenant: str, subject: str) -> list[tuple[bytes, bytes]]:
+        """(period id, alias) wherever the subject has been seen; empty where it is not known."""
+        lookup_key = self._rows.lookup_key(tenant, create=False)
+        if lookup_key is None:
+            return []
+        tag = names.subject_tag(lookup_key, subject)
+        found = self._rows.find(tenant, SubjectKind.NAMED, tag)
+        if found is None:
+            return []
+        candidates = [
+            (record.period_id, names.alias(found[1], tenant, record.period_id))
+            for record in period_rows.all_records(self._db, tenant)
+        ]
+        return [pair for pair in candidates if self._rows.used_in(pair[1], pair[0])]
+
+    def destroy_subject(self, tenant: str, subject: str) -> int:
+        """Destroy a subject's key and aliases; returns the number of keys destroyed (0 or 1).
+
+        The rows are deleted, and their bytes gone from keyring.db and its -wal file, when this
+        returns; StoreError where the deletion stands but those bytes could not be reached. Safe
+        to repeat: a repetition reaches bytes that an interrupted call left.
+        """
+        lookup_key = self._rows.lookup_key(tenant, create=False)
+        tag = b"" if lookup_key is None else names.subject_tag(lookup_key, subject)
+        if not self._rows.exists(tenant, SubjectKind.NAMED, tag):
+            return self._nothing_destroyed()
+        with self._db.erase() as connection:
+            # Resolved inside the transaction: a node may just have written another alias. A row
+            # too damaged to tell its aliases opens nothing, and has to go all the same.
+            aliases: list[tuple[bytes, bytes]] = []
+            with suppress(StoreError):
+                aliases = self.aliases_of(tenant, subject)
+            connection.executemany("DELETE FROM aliases WHERE period_id = ? AND alias = ?", aliases)
+            deleted = connection.execute(
+                "DELETE FROM subjects WHERE tenant = ? AND kind = ? AND tag = ?",
+                (tenant, int(SubjectKind.NAMED), tag),
+            ).rowcount
+        return deleted
+
+    def destroy_expired(self, now_s: float) -> int:
+        """Destroy every key whose deadline is at or before `now_s`; how many keys that was.
+
+        Periods go with their aliases; subjects, named or anonymous, go when the last period they
+        were used in has gone. Bytes and errors as in `destroy_subject`.
+        """
+        due = self._db.read(
+            "SELECT 1 FROM periods WHERE destroy_at_s <= ?1 UNION ALL "
+            "SELECT 1 FROM subjects WHERE last_destroy_at_s <= ?1 LIMIT 1",
+            (now_s,),
+        )
+        if not due:
+            return self._nothing_destroyed()
+        with self._db.erase() as connection:
+            connection.execute(
+                "DELETE FROM aliases WHERE period_id IN "
+                "(SELECT period_id FROM periods WHERE destroy_at_s <= ?)",
+                (now_s,),
+            )
+            periods = connection.execute(
+                "DELETE FROM periods WHERE destroy_at_s <= ?", (now_s,)
+            ).rowcount
+            subjects = connection.execute(
+                "DELETE FROM subjects WHERE last_destroy_at_s <= ?", (now_s,)
+            ).rowcount
+        return periods + subjects
+
+    def _nothing_destroyed(self) -> int:
+        # The rows may be gone already and only their bytes left, from a call that was interrupted.
+        if self._db.scrub_pending():
+            self._db.scrub()
+        return 0
+
+    def close(self) -> None:
+        """Close the keyring's file, and with it both views."""
+        self._db.close()

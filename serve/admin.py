@@ -1,0 +1,82 @@
+"""The administrator's routes: counters, speculation, erasure. Closed unless a key is configured."""
+
+import hashlib
+import hmac
+import math
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.concurrency import run_in_threadpool
+from pydantic import BaseModel, ConfigDict, Field
+
+from draftkeep.serve.http_errors import ForbiddenError
+from draftkeep.serve.node import Node
+from draftkeep.serve.openai_types import MAX_SUBJECT_CHARS
+
+
+def administered(request: Request) -> Node:
+    """The node, for whoever holds the administrator's key; ForbiddenError otherwise."""
+    node: Node = request.app.state.node
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    digest = hashlib.sha256(key.strip().encode("utf-8", "surrogatepass")).hexdigest()
+    expected = node.admin_key_sha256
+    if not expected or scheme.lower() != "bearer" or not hmac.compare_digest(digest, expected):
+        raise ForbiddenError(
+            "this route needs the administrator's key; set serve.admin_key_sha256 and send the key "
+            "as Authorization: Bearer KEY"
+        )
+    return node
+
+
+AdminNode = Annotated[Node, Depends(administered)]
+router = APIRouter(prefix="/admin")
+
+
+class SpeculationBody(BaseModel):
+    """Body of POST /admin/speculation."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    mode: Literal["auto", "fixed", "off"]
+    lookahead: int | None = Field(default=None, ge=1, le=16)
+
+
+class EraseBody(BaseModel):
+    """Body of POST /admin/erase."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tenant: str
+    subject: str = Field(min_length=1, max_length=MAX_SUBJECT_CHARS)
+
+
+@router.get("/stats")
+async def stats(node: AdminNode) -> dict[str, Any]:
+    """Counters since start: engine, groups, capture."""
+    return _plain(node.stats())
+
+
+@router.post("/speculation")
+async def speculation(body: SpeculationBody, node: AdminNode) -> dict[str, Any]:
+    """Change how the engine speculates, between two steps. Outputs do not depend on it."""
+    node.set_speculation(body.mode, body.lookahead)
+    return {"mode": body.mode}
+
+
+@router.post("/erase")
+async def erase(body: EraseBody, node: AdminNode) -> dict[str, Any]:
+    """Erase a subject: plan, keys, then this node's caches and drafter."""
+    result = await run_in_threadpool(node.erase, body.tenant, body.subject)
+    return _plain(asdict(result))
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no bytes and no NaN."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,148 @@
+"""Capture: from a finished request to a trace at the emitter, beside serving and never in its way."""
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from draftkeep.ingest.emitter import Emitter
+from draftkeep.ingest.trace import Branch, DrafterRun, Provenance, TopK, Trace
+from draftkeep.serve.request import Finished, RejectedBranch
+from draftkeep.store.catalog import Catalog
+from draftkeep.store.drops import add_drops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureTag:
+    """What a captured request carries through the engine. Requests that are not captured have none."""
+
+    provenance: Provenance
+
+
+class Capture:
+    """Makes traces of finished requests and offers them. Thread-safe; `finished` never raises.
+
+    `emitter` None means that capture could not be set up: everything is dropped and counted as
+    `unavailable`, and serving goes on.
+    """
+
+    def __init__(
+        self, emitter: Emitter | None, *, context_tokens: int, chat_template_hash: bytes
+    ) -> None:
+        self._emitter = emitter
+        self._context_tokens = context_tokens
+        self._template = chat_template_hash
+        self._lock = threading.Lock()
+        self._refused: Counter[str] = Counter()
+
+    def refused(self, reason: str) -> None:
+        """Count a request that was not captured, by the policy's reason."""
+        with self._lock:
+            self._refused[reason] += 1
+
+    def finished(self, finished: Finished) -> None:
+        """Take one finished request; called in the engine's thread."""
+        tag = finished.request.tag
+        if not isinstance(tag, CaptureTag):
+            return
+        if self._emitter is None:
+            self.refused("unavailable")
+            return
+        try:
+            trace = to_trace(
+                finished, context_tokens=self._context_tokens, chat_template_hash=self._template
+            )
+        except Exception:  # a trace that cannot be built costs that trace alone
+            self.refused("build_failed")
+            return
+        self._emitter.offer(trace, tag.provenance)
+
+    def drops(self) -> dict[str, int]:
+        """How many requests left no trace, by reason; reasons that never happened are absent."""
+        with self._lock:
+            counts = Counter(self._refused)
+        if self._emitter is not None:
+            counts.update(self._emitter.counts())
+        return {reason: count for reason, count in counts.items() if count}
+
+    @property
+    def acknowledged(self) -> int:
+        """How many traces the log has acknowledged."""
+        return 0 if self._emitter is None else self._emitter.acknowledged
+
+    def idle(self) -> bool:
+        """True where nothing that was offered still waits."""
+        return self._emitter is None or self._emitter.flush(0.0)
+
+
+class DropReporter:
+    """Adds the growth of a node's drop counts to the catalog. Failing to is harmless: the next try
+    adds it."""
+
+    def __init__(
+        self, capture: Capture, catalog: Catalog, *, node: str, clock: Callable[[], float]
+    ) -> None:
+        self._capture = capture
+        self._catalog = catalog
+        self._node = node
+        self._clock = clock
+        self._reported: Counter[str] = Counter()
+
+    def report(self) -> None:
+        """Write what has been dropped since the last successful report."""
+        counts = Counter(self._capture.drops())
+        grown = counts - self._reported
+        if not grown:
+            return
+        with contextlib.suppress(Exception):
+            with self._catalog.begin() as connection:
+                add_drops(connection, self._node, grown, self._clock())
+            self._reported = counts
+
+
+def to_trace(finished: Finished, *, context_tokens: int, chat_template_hash: bytes) -> Trace:
+    """The trace of a finished request, its prompt cut to the last `context_tokens`."""
+    request = finished.request
+    prompt_ids = request.prompt_ids[-context_tokens:]
+    return Trace(
+        prompt_ids_P=np.asarray(prompt_ids, dtype=np.int32),
+        prompt_cut=len(prompt_ids) < len(request.prompt_ids),
+        output_ids_T=finished.output_ids_T,
+        topk=_topk(finished.ids_TK, finished.logprobs_TK, finished.tail_T),
+        how_T=finished.how_T,
+        rejected_T=finished.rejected_T,
+        sampling=request.sampling,
+        seed=request.seed,
+        choice=request.choice,
+        finish=finished.finish,
+        chat_template_hash=chat_template_hash,
+        drafters=tuple(
+            DrafterRun(
+                drafter=use.digest, context_start=use.context_start, positions=use.positions
+            )
+            for use in finished.drafters
+        ),
+        branches=tuple(_branch(branch) for branch in finished.branches),
+    )
+
+
+def _branch(branch: RejectedBranch) -> Branch:
+    return Branch(
+        start=branch.start,
+        draft_ids_N=branch.draft_ids_N,
+        topk=_topk(branch.ids_NK, branch.logprobs_NK, branch.tail_N),
+    )
+
+
+def _topk(ids_TK: np.ndarray, logprobs_TK: np.ndarray, tail_T: np.ndarray) -> TopK:  # type: ignore[type-arg]
+    positions, k = ids_TK.shape
+    return TopK(
+        ids_TK=ids_TK,
+        logprobs_TK=logprobs_TK,
+        k_T=np.full(positions, k, dtype=np.uint8),
+        tail_T=tail_T,
+        tail_known_T=np.full(positions, k > 0),
+    )

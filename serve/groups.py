@@ -1,0 +1,41 @@
+"""What the engine did for each kind of traffic. Labels are a tenant's configured domains."""
+
+import threading
+from collections import Counter
+
+from draftkeep.serve.request import Finished
+
+FIELDS = ("requests", "output_tokens", "steps", "tested", "accepted")
+
+
+class GroupCounts:
+    """Counters by request group, since start. Thread-safe.
+
+    `tested` and `accepted` are drafts compared with the target's own token and found equal: their
+    ratio is the live acceptance rate. `output_tokens` / `steps` is tokens per step.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._groups: dict[str, Counter[str]] = {}
+
+    def add(self, finished: Finished) -> None:
+        """Count one finished request."""
+        values = (
+            1,
+            len(finished.output_ids_T),
+            finished.steps,
+            finished.tested,
+            finished.accepted,
+        )
+        with self._lock:
+            group = self._groups.setdefault(finished.request.group, Counter())
+            group.update(dict(zip(FIELDS, values, strict=True)))
+
+    def snapshot(self) -> dict[str, dict[str, int]]:
+        """Every group's counters, every field present."""
+        with self._lock:
+            return {
+                name: {field: counts[field] for field in FIELDS}
+                for name, counts in self._groups.items()
+            }

@@ -1,0 +1,118 @@
+"""Inbox: what other threads ask of the engine, taken between two steps."""
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+
+from draftkeep.errors import BusyError, InputError
+from draftkeep.serve.drafting import LoadedDrafter
+from draftkeep.serve.request import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """A request in the queue and when it was submitted."""
+
+    request: Request
+    submitted_s: float
+
+
+class Inbox:
+    """A bounded queue of requests beside cancellations, early ends and a drafter to swap in.
+
+    Every method may be called from any thread. A request is known from `put` until `forget`.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._changed = threading.Condition()
+        self._queue: deque[Waiting] = deque()
+        self._known: set[str] = set()
+        self._cancelled: set[str] = set()
+        self._ends: dict[str, int] = {}
+        self._swap: list[LoadedDrafter | None] = []
+        self._closed = False
+
+    def put(self, waiting: Waiting) -> None:
+        """Queue a request. BusyError where the queue is full, InputError for an id in use."""
+        with self._changed:
+            if self._closed:
+                raise BusyError("the engine is stopping and takes no request; ask another node")
+            if len(self._queue) >= self._limit:
+                raise BusyError(
+                    f"{self._limit} requests are waiting already; repeat the request later"
+                )
+            if waiting.request.request_id in self._known:
+                raise InputError("a request with this id is running; choose another id")
+            self._known.add(waiting.request.request_id)
+            self._queue.append(waiting)
+            self._changed.notify_all()
+
+    def cancel(self, request_id: str) -> None:
+        """Ask for a request to be dropped; unknown ids are ignored."""
+        with self._changed:
+            if request_id in self._known:
+                self._cancelled.add(request_id)
+                self._changed.notify_all()
+
+    def end(self, request_id: str, length: int) -> None:
+        """Ask for a request to end after `length` output tokens; unknown ids are ignored."""
+        with self._changed:
+            if request_id in self._known:
+                self._ends[request_id] = min(length, self._ends.get(request_id, length))
+                self._changed.notify_all()
+
+    def swap(self, drafter: LoadedDrafter | None) -> None:
+        """Leave a drafter for the next step; the last one left wins."""
+        with self._changed:
+            self._swap = [drafter]
+            self._changed.notify_all()
+
+    def take_swap(self) -> list[LoadedDrafter | None]:
+        """The drafter left, as a list of one, or an empty list."""
+        with self._changed:
+            swap, self._swap = self._swap, []
+            return swap
+
+    def take(self) -> Waiting | None:
+        """The request that has waited longest, or None."""
+        with self._changed:
+            return self._queue.popleft() if self._queue else None
+
+    def take_cancelled(self) -> tuple[set[str], list[Waiting]]:
+        """Ids to drop since the last call, and those of them that had not started."""
+        with self._changed:
+            cancelled, self._cancelled = self._cancelled, set()
+            unstarted = [w for w in self._queue if w.request.request_id in cancelled]
+            if unstarted:
+                self._queue = deque(w for w in self._queue if w not in unstarted)
+            return cancelled, unstarted
+
+    def end_of(self, request_id: str) -> int | None:
+        """The length at which this request was asked to end, or None."""
+        with self._changed:
+            return self._ends.get(request_id)
+
+    def forget(self, request_id: str) -> None:
+        """The request is over; its id may be used again."""
+        with self._changed:
+            self._known.discard(request_id)
+            self._cancelled.discard(request_id)
+            self._ends.pop(request_id, None)
+
+    def close(self) -> list[Waiting]:
+        """Refuse everything from here on and return what was queued."""
+        with self._changed:
+            self._closed = True
+            left, self._queue = list(self._queue), deque()
+            return left
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until something is asked, or the time is over."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._queue or self._cancelled or self._swap or self._closed, timeout_s
+            )
+
+    def __len__(self) -> int:
+        return len(self._queue)

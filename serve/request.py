@@ -1,0 +1,112 @@
+"""Request and Finished: what goes into the engine and what comes out when one choice has ended.
+
+Suffixes: T output tokens, K the captured list, N drafts of a rejected branch. The enums hold the
+values a trace stores, so that a trace is made by conversion and never by a table.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftkeep.errors import DraftkeepError
+from draftkeep.kernels.sampling import Sampling
+
+
+class Finish(IntEnum):
+    """Why the output ended. The final EOS or stop token is part of the output."""
+
+    STOP = 0
+    LENGTH = 1
+    CANCELLED = 2
+
+
+class How(IntEnum):
+    """How an output token came about."""
+
+    ACCEPTED = 0
+    CORRECTED = 1
+    BONUS = 2
+    PLAIN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One choice to generate.
+
+    `on_tokens(tokens, finish)` is called in the engine's thread after every step that produced
+    tokens; `finish` is None until the last call. `on_error(error)` takes its place where the
+    request failed. Both must return at once; an exception in either cancels this request alone.
+    `seed` is modulo 2^64. `group` is a label of similar traffic by which acceptance is followed.
+    `tag` is the caller's own and comes back in `Finished`.
+    """
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling
+    seed: int
+    max_tokens: int
+    on_tokens: Callable[[list[int], Finish | None], None]
+    on_error: Callable[[DraftkeepError], None]
+    choice: int = 0
+    group: str = "unknown"
+    capture: bool = True
+    tag: object = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterUse:
+    """A stretch of output positions under one drafter (empty digest: none).
+
+    `context_start` is the absolute token position, prompt first, where its own context began.
+    """
+
+    digest: bytes
+    context_start: int
+    positions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RejectedBranch:
+    """Drafts from a rejection on, with the target's raw top-k after each of them.
+
+    draft_ids_N[0] is the rejected draft of output index `start`; row i of the other arrays is the
+    target's distribution after draft_ids_N[0..i].
+    """
+
+    start: int
+    draft_ids_N: NDArray[np.int32]
+    ids_NK: NDArray[np.int32]
+    logprobs_NK: NDArray[np.float32]
+    tail_N: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A request that ended by itself (STOP or LENGTH), after its tokens were delivered.
+
+    Row t of ids_TK, logprobs_TK and tail_T is the target's raw distribution that token t was drawn
+    from: natural logs, before every processor, value descending and ids ascending on ties, tail the
+    log of the mass outside the list. K is 0 where nothing was captured. rejected_T is the rejected
+    draft where how_T is CORRECTED, else -1. `tested` and `accepted` count drafts compared with the
+    target's token up to the end of the output. Times are the engine's clock in seconds.
+    """
+
+    request: Request
+    finish: Finish
+    output_ids_T: NDArray[np.int32]
+    ids_TK: NDArray[np.int32]
+    logprobs_TK: NDArray[np.float32]
+    tail_T: NDArray[np.float32]
+    how_T: NDArray[np.uint8]
+    rejected_T: NDArray[np.int32]
+    branches: tuple[RejectedBranch, ...]
+    drafters: tuple[DrafterUse, ...]
+    steps: int
+    tested: int
+    accepted: int
+    submitted_s: float
+    first_s: float
+    finished_s: float

@@ -1,0 +1,185 @@
+"""Admission: whether a record from a log may become a row of a shard. It needs no key.
+
+What it checks, in this order: the record's and header's format; whether the header's own deadline
+has passed; the node (enrolled, not revoked, allowed for the tenant) and its signature; the share
+id against the encapsulation; the header against the issuer's signed period record; tombstones.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sqlalchemy.engine import Connection
+
+from draftkeep.errors import EnvelopeError
+from draftkeep.ingest.header import Header, decode_header
+from draftkeep.ingest.log import LogRecord
+from draftkeep.ingest.record import TAG_BYTES, SealedTrace, decode_record
+from draftkeep.policies import signing
+from draftkeep.policies.names import ID_BYTES, lp
+from draftkeep.policies.retention import effective_deadline
+from draftkeep.store.nodes import Node, load_nodes
+from draftkeep.store.periods import PublishedPeriod, load_periods
+from draftkeep.store.tombstones import Tombstones, load_tombstones
+
+# The configuration refuses a ttl of fewer periods, so a period is never longer than its share.
+_PERIODS_PER_TTL = 4
+
+
+class Refusal(StrEnum):
+    """Why a record was not stored. The first two are normal and only counted."""
+
+    EXPIRED = "expired"
+    ERASED = "erased"
+    UNREADABLE = "unreadable"
+    UNKNOWN_NODE = "unknown_node"
+    REVOKED_NODE = "revoked_node"
+    TENANT_NOT_ALLOWED = "tenant_not_allowed"
+    BAD_SIGNATURE = "bad_signature"
+    SHARE_MISMATCH = "share_mismatch"
+    LENGTH_MISMATCH = "length_mismatch"
+    UNKNOWN_PERIOD = "unknown_period"
+    UNTRUSTED_PERIOD = "untrusted_period"
+    PERIOD_MISMATCH = "period_mismatch"
+    EXPIRY_MISMATCH = "expiry_mismatch"
+    CREATED_OUTSIDE_PERIOD = "created_outside_period"
+    CONFLICT = "conflict"
+
+
+COUNTED_ONLY = frozenset({Refusal.EXPIRED, Refusal.ERASED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A record that decodes. `digest` is the SHA-256 of its bytes in the log."""
+
+    source: LogRecord
+    sealed: SealedTrace
+    header: Header
+    digest: bytes
+
+    @property
+    def key(self) -> tuple[int, bytes, str]:
+        """What makes a trace the same trace: expiry bucket, trace id, node.
+
+        The bucket is the expiry itself: all traces of a tenant's period share it.
+        """
+        return self.header.expiry_s, self.header.trace_id, self.header.node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A record that is not stored, and why. `detail` is never content."""
+
+    source: LogRecord
+    header: Header | None
+    reason: Refusal
+    detail: str
+
+
+def parse(records: Iterable[LogRecord]) -> tuple[list[Candidate], list[Refused]]:
+    """Decode records; what does not decode, an unknown version included, is refused."""
+    candidates, refused = [], []
+    for source in records:
+        try:
+            sealed = decode_record(source.data)
+            header = decode_header(sealed.header)
+        except EnvelopeError as error:
+            refused.append(
+                Refused(source=source, header=None, reason=Refusal.UNREADABLE, detail=str(error))
+            )
+            continue
+        digest = hashlib.sha256(source.data).digest()
+        candidates.append(Candidate(source=source, sealed=sealed, header=header, digest=digest))
+    return candidates, refused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """The facts one batch is judged by, read from the catalog in one snapshot.
+
+    `period_s` is the longest period in use; None bounds it by the ttl, which is at least four
+    periods.
+    """
+
+    nodes: dict[str, Node]
+    periods: dict[bytes, PublishedPeriod]
+    tombstones: Tombstones
+    issuer_public: bytes
+    now_s: float
+    period_s: int | None
+
+    @classmethod
+    def load(
+        cls,
+        connection: Connection,
+        candidates: Sequence[Candidate],
+        *,
+        issuer_public: bytes,
+        now_s: float,
+        period_s: int | None,
+    ) -> "Admission":
+        """Read what judging `candidates` needs."""
+        headers = [candidate.header for candidate in candidates]
+        return cls(
+            nodes=load_nodes(connection),
+            periods=load_periods(connection, {header.period_id for header in headers}),
+            tombstones=load_tombstones(connection, headers),
+            issuer_public=issuer_public,
+            now_s=now_s,
+            period_s=period_s,
+        )
+
+    def judge(self, candidate: Candidate) -> Refusal | None:
+        """Why this record may not be stored; None when it may."""
+        header = candidate.header
+        if header.expiry_s <= self.now_s:
+            return Refusal.EXPIRED
+        refusal = self._node(candidate) or self._period(header)
+        if refusal is not None:
+            return refusal
+        return Refusal.ERASED if self.tombstones.cover(header) else None
+
+    def _node(self, candidate: Candidate) -> Refusal | None:
+        header, sealed = candidate.header, candidate.sealed
+        node = self.nodes.get(header.node)
+        if node is None:
+            return Refusal.UNKNOWN_NODE
+        if node.revoked_s is not None:
+            return Refusal.REVOKED_NODE
+        if header.tenant not in node.tenants:
+            return Refusal.TENANT_NOT_ALLOWED
+        if not _signed(sealed, node.public_key):
+            return Refusal.BAD_SIGNATURE
+        if hashlib.sha256(sealed.encapsulation).digest()[:ID_BYTES] != header.share_id:
+            return Refusal.SHARE_MISMATCH
+        if len(sealed.ciphertext) - TAG_BYTES != header.body_bytes:
+            return Refusal.LENGTH_MISMATCH
+        return None
+
+    def _period(self, header: Header) -> Refusal | None:
+        published = self.periods.get(header.period_id)
+        if published is None:
+            return Refusal.UNKNOWN_PERIOD
+        record = published.record
+        if not record.verify(self.issuer_public):
+            return Refusal.UNTRUSTED_PERIOD
+        if record.tenant != header.tenant:
+            return Refusal.PERIOD_MISMATCH
+        if header.expiry_s not in (published.issued_expiry_s, record.destroy_at_s):
+            return Refusal.EXPIRY_MISMATCH
+        ttl_s = published.issued_expiry_s - record.start_s
+        period_s = self.period_s or ttl_s // _PERIODS_PER_TTL
+        if not record.start_s <= header.created_s < record.start_s + period_s:
+            return Refusal.CREATED_OUTSIDE_PERIOD
+        if effective_deadline(header.expiry_s, record.destroy_at_s) <= self.now_s:
+            return Refusal.EXPIRED
+        return None
+
+
+def _signed(sealed: SealedTrace, public: bytes) -> bool:
+    # `ingest.envelope` says the same, but it loads what opens traces; nothing here may.
+    signed = lp(sealed.header) + sealed.nonce + sealed.ciphertext + sealed.commitment
+    message = b"draftkeep/v1/sig" + hashlib.sha256(signed).digest()
+    return signing.verify(public, sealed.signature, message)

@@ -1,0 +1,47 @@
+"""Trust anchors: the public keys by which others check periods and drafters.
+
+They are not secret, so they lie beside the data and not with the keys: a compactor and a
+drafter's reader need them and nothing else. Whoever can write here can make drafters acceptable;
+guard the directory like the program itself.
+"""
+
+from pathlib import Path
+
+from draftkeep.errors import ConfigError
+from draftkeep.policies.signing import PUBLIC_BYTES
+from draftkeep.store.directories import write_file
+
+ISSUER = "issuer.pub"
+GATE = "gate.pub"
+
+
+def publish_anchor(state_dir: Path, name: str, public: bytes) -> None:
+    """Write an anchor durably; ConfigError where another key stands there already."""
+    path = _path(state_dir, name)
+    if path.exists():
+        if path.read_bytes() != public:
+            raise ConfigError(
+                f"{path} holds another public key than this keys directory; the two do not belong "
+                "together: restore the keys directory or move the anchor away"
+            )
+        return
+    write_file(path, public)
+
+
+def read_anchor(state_dir: Path, name: str) -> bytes:
+    """The 32 public bytes; ConfigError where the role has not published its key yet."""
+    path = _path(state_dir, name)
+    try:
+        public = path.read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{path} is not there yet; it is written at the first start of "
+            f"{'draftkeep serve' if name == ISSUER else 'draftkeep drafters cold'}"
+        ) from None
+    if len(public) != PUBLIC_BYTES:
+        raise ConfigError(f"{path} has {len(public)} bytes, expected {PUBLIC_BYTES}; restore it")
+    return public
+
+
+def _path(state_dir: Path, name: str) -> Path:
+    return state_dir / "anchors" / name

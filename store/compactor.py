@@ -1,0 +1,271 @@
+"""Compactor: log to shards, exactly once, without a key.
+
+One run reads a batch, judges it, writes its shards to disk, and then commits shard rows, trace ids,
+dead letters, gaps and the new log position in one catalog transaction. The position is compared
+and set, so of two compactors on one log one wins and the other starts again. A crash anywhere
+leaves at worst files the catalog does not know, which the sweeper removes, and records the log
+still holds, which the next run reads again.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from draftkeep.errors import ConflictError, StoreError
+from draftkeep.ingest.log import Log
+from draftkeep.store import rewriter
+from draftkeep.store.admission import (
+    COUNTED_ONLY,
+    Admission,
+    Candidate,
+    Refusal,
+    Refused,
+    parse,
+)
+from draftkeep.store.catalog import CHUNK, Catalog
+from draftkeep.store.dead_letters import add_dead_letters
+from draftkeep.store.drops import add_drops
+from draftkeep.store.position import Position, advance, locate, note_gaps
+from draftkeep.store.schema import trace_ids
+from draftkeep.store.shard import ShardFile, write_shard
+from draftkeep.store.shard_rows import add_shard, require_present
+
+LIMIT_RECORDS = 4096
+LIMIT_BYTES = 64 * 1024**2
+_ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactReport:
+    """What one run did. `dead` and `counted` are by reason; `gaps` are [first, next) offsets."""
+
+    read: int
+    stored: int
+    duplicates: int
+    counted: Mapping[str, int]
+    dead: Mapping[str, int]
+    gaps: tuple[tuple[int, int], ...]
+    shards: tuple[str, ...]
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """A batch, sorted into what is stored, what is refused, and what was here before."""
+
+    stored: tuple[Candidate, ...]
+    refused: tuple[Refused, ...]
+    duplicates: int
+
+
+class Compactor:
+    """Moves records from one log into shards.
+
+    `issuer_public` verifies period records. `period_s` is the longest period in use, where known.
+    `new_token` draws the unique part of a shard's name. Not for several threads at once; several
+    processes may each have one.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        catalog: Catalog,
+        shards_dir: Path,
+        *,
+        clock: Callable[[], float],
+        issuer_public: bytes,
+        new_token: Callable[[], str] = rewriter.random_token,
+        period_s: int | None = None,
+        limit_records: int = LIMIT_RECORDS,
+        limit_bytes: int = LIMIT_BYTES,
+    ) -> None:
+        self._log = log
+        self._catalog = catalog
+        self._shards_dir = shards_dir
+        self._clock = clock
+        self._issuer_public = issuer_public
+        self._new_token = new_token
+        self._period_s = period_s
+        self._limit_records = limit_records
+        self._limit_bytes = limit_bytes
+
+    def run_once(self) -> CompactReport:
+        """Move one batch; `read` 0 in the report means that the log has no more.
+
+        Raises ConflictError when another compactor moved this log on meanwhile (start again), and
+        StoreError when the log is not the one that was read before.
+        """
+        position = locate(self._catalog, self._log)
+        records = self._log.read(position.start, self._limit_records, self._limit_bytes)
+        gaps, following = note_gaps(position, [record.offset for record in records])
+        candidates, unreadable = parse(records)
+        if records or gaps:
+            plan, files = self._store(candidates, unreadable, position, gaps, following)
+        else:
+            plan, files = _Plan(stored=(), refused=(), duplicates=0), ()
+        self._log.free(following)
+        reasons = Counter(str(item.reason) for item in plan.refused)
+        return CompactReport(
+            read=len(records),
+            stored=len(plan.stored),
+            duplicates=plan.duplicates,
+            counted={name: n for name, n in reasons.items() if name in COUNTED_ONLY},
+            dead={name: n for name, n in reasons.items() if name not in COUNTED_ONLY},
+            gaps=tuple(gaps),
+            shards=tuple(file.path.name for file in files),
+            next_offset=following,
+        )
+
+    def rewrite_erased(self) -> rewriter.RewriteReport:
+        """Remove the bytes of erased traces, and of those past a shortened deadline."""
+        return rewriter.rewrite_erased(
+            self._catalog, self._shards_dir, now_s=self._clock(), new_token=self._new_token
+        )
+
+    def merge(self, target_bytes: int) -> rewriter.RewriteReport:
+        """Join shards under `target_bytes` of one bucket and target into larger ones."""
+        return rewriter.merge(
+            self._catalog,
+            self._shards_dir,
+            target_bytes=target_bytes,
+            now_s=self._clock(),
+            new_token=self._new_token,
+        )
+
+    def _store(
+        self,
+        candidates: list[Candidate],
+        unreadable: list[Refused],
+        position: Position,
+        gaps: list[tuple[int, int]],
+        following: int,
+    ) -> tuple[_Plan, tuple[ShardFile, ...]]:
+        """Write and commit; plans again when a trace id was stored from another log meanwhile."""
+        for _ in range(_ATTEMPTS):
+            now_s = self._clock()
+            plan = self._plan(candidates, unreadable, now_s)
+            files = self._write(plan.stored)
+            try:
+                with self._catalog.begin() as connection:
+                    advance(connection, position, following, now_s, gaps)
+                    self._record(connection, plan, files, position, now_s)
+            except sa.exc.IntegrityError:
+                _discard(files)
+                continue
+            except ConflictError:
+                _discard(files)
+                raise
+            return plan, tuple(file for file, _ in files)
+        raise StoreError(
+            f"a batch met fresh duplicates {_ATTEMPTS} times; another log carries the same traces: "
+            "stop one compactor and run this one again"
+        )
+
+    def _plan(self, candidates: list[Candidate], unreadable: list[Refused], now_s: float) -> _Plan:
+        with self._catalog.read() as connection:
+            admission = Admission.load(
+                connection,
+                candidates,
+                issuer_public=self._issuer_public,
+                now_s=now_s,
+                period_s=self._period_s,
+            )
+            known = _known_digests(connection, candidates)
+        stored, refused, duplicates = [], list(unreadable), 0
+        for item in candidates:
+            reason = admission.judge(item)
+            if reason is None and item.key in known:
+                if known[item.key] == item.digest:
+                    duplicates += 1
+                    continue
+                reason = Refusal.CONFLICT
+            if reason is not None:
+                refused.append(_refuse(item, reason))
+                continue
+            known[item.key] = item.digest
+            stored.append(item)
+        return _Plan(stored=tuple(stored), refused=tuple(refused), duplicates=duplicates)
+
+    def _write(self, stored: Iterable[Candidate]) -> list[tuple[ShardFile, list[Candidate]]]:
+        groups: dict[tuple[int, bytes], list[Candidate]] = {}
+        for item in stored:
+            groups.setdefault((item.header.expiry_s, item.header.target), []).append(item)
+        return [
+            (
+                write_shard(
+                    self._shards_dir,
+                    [item.sealed for item in items],
+                    bucket=bucket_s,
+                    target=target,
+                    token=self._new_token(),
+                ),
+                items,
+            )
+            for (bucket_s, target), items in groups.items()
+        ]
+
+    def _record(
+        self,
+        connection: Connection,
+        plan: _Plan,
+        files: list[tuple[ShardFile, list[Candidate]]],
+        position: Position,
+        now_s: float,
+    ) -> None:
+        for file, items in files:
+            require_present(file)
+            shard_id = add_shard(connection, file, now_s)
+            connection.execute(sa.insert(trace_ids), [_trace_row(item, shard_id) for item in items])
+        dead = [item for item in plan.refused if item.reason not in COUNTED_ONLY]
+        add_dead_letters(connection, dead, identity=position.identity, now_s=now_s)
+        counted = Counter(str(item.reason) for item in plan.refused if item.reason in COUNTED_ONLY)
+        add_drops(connection, "compactor", counted, now_s)
+
+
+def _trace_row(item: Candidate, shard_id: int) -> dict[str, object]:
+    bucket_s, trace_id, node = item.key
+    return {
+        "bucket_s": bucket_s,
+        "trace_id": trace_id,
+        "node": node,
+        "digest": item.digest,
+        "tenant": item.header.tenant,
+        "alias": item.header.alias,
+        "period_id": item.header.period_id,
+        "positions": item.header.positions,
+        "shard": shard_id,
+    }
+
+
+def _refuse(item: Candidate, reason: Refusal) -> Refused:
+    return Refused(source=item.source, header=item.header, reason=reason, detail="")
+
+
+def _known_digests(
+    connection: Connection, candidates: list[Candidate]
+) -> dict[tuple[int, bytes, str], bytes]:
+    by_bucket: dict[int, set[bytes]] = {}
+    for item in candidates:
+        by_bucket.setdefault(item.header.expiry_s, set()).add(item.header.trace_id)
+    row, known = trace_ids.c, {}
+    for bucket_s, ids in by_bucket.items():
+        ordered = sorted(ids)
+        for start in range(0, len(ordered), CHUNK):
+            chunk = ordered[start : start + CHUNK]
+            query = sa.select(row.trace_id, row.node, row.digest).where(
+                row.bucket_s == bucket_s, row.trace_id.in_(chunk)
+            )
+            for found in connection.execute(query):
+                known[(bucket_s, found.trace_id, found.node)] = found.digest
+    return known
+
+
+def _discard(files: list[tuple[ShardFile, list[Candidate]]]) -> None:
+    # Only after a transaction that certainly did not commit: an unknown outcome leaves the files
+    # to the sweeper, which asks the catalog.
+    for file, _ in files:
+        file.path.unlink(missing_ok=True)

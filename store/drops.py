@@ -1,0 +1,31 @@
+"""Drops: traces that were counted and not kept. Counts only, by source, reason and hour."""
+
+from collections.abc import Mapping
+
+from sqlalchemy.engine import Connection
+
+from draftkeep.store.catalog import insert
+from draftkeep.store.schema import drops
+
+HOUR_S = 3600
+
+
+def add_drops(connection: Connection, source: str, counts: Mapping[str, int], at_s: float) -> None:
+    """Add `counts` (reason -> traces) to what `source` dropped in the hour of `at_s`.
+
+    The counts are increments: a caller that keeps totals passes the difference since its last
+    call. Committed with the caller's transaction.
+    """
+    hour_s = int(at_s) // HOUR_S * HOUR_S
+    for reason, count in counts.items():
+        if count <= 0:
+            continue
+        statement = insert(connection, drops).values(
+            source=source, reason=reason, hour_s=hour_s, count=count
+        )
+        connection.execute(
+            statement.on_conflict_do_update(
+                index_elements=["source", "reason", "hour_s"],
+                set_={"count": drops.c.count + statement.excluded["count"]},
+            )
+        )

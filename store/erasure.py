@@ -1,0 +1,190 @@
+"""Erasure: everything of a subject, in an order that a crash cannot turn round.
+
+First one catalog transaction with the whole plan (tombstones, quarantine, channels, jobs), then
+the keys, then a mark that they are gone. From the first step on nothing reads, stores or trains
+on the subject's traces; from the second on nobody can. The bytes go when the compactor rewrites.
+Killed anywhere, the same call again finishes the job.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from draftkeep.policies.keyring import Keyring
+from draftkeep.policies.names import mac, text
+from draftkeep.store.catalog import Catalog, insert
+from draftkeep.store.influence import clear_channels, contaminate_jobs, quarantine
+from draftkeep.store.schema import dead_letters, erasures, tombstones, trace_ids
+
+_Alias = tuple[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErasureResult:
+    """What an erasure did, over all its attempts. Counts only; `erasure_id` is 16 bytes.
+
+    `keys_destroyed` 0 with aliases above 0 means that the key was gone before. `traces` counts
+    rows of the catalog: what the log still holds is refused when it arrives.
+    """
+
+    erasure_id: bytes
+    aliases: int
+    traces: int
+    keys_destroyed: int
+    drafters_quarantined: int
+    channels_moved: int
+    jobs_contaminated: int
+
+
+def erase_subject(
+    catalog: Catalog,
+    keyring: Keyring,
+    *,
+    tenant: str,
+    subject: str,
+    now_s: float,
+    random: Callable[[int], bytes] = os.urandom,
+) -> ErasureResult:
+    """Erase a named subject of a tenant; safe to repeat, before and after a crash.
+
+    On return no key of the subject exists, every drafter that learned from it (and every
+    descendant) is quarantined, and no channel points at one. Repeating it with nothing new to
+    erase returns the earlier result. A subject nobody has seen gives a result of zeros.
+    """
+    reference = _subject_ref(keyring, tenant, subject)
+    planned: list[_Alias] = []
+    while True:
+        aliases = keyring.aliases_of(tenant, subject)
+        erasure_id = _plan(catalog, tenant, reference, aliases, now_s, random(16))
+        # A node may have opened a new period for the subject while the plan was written.
+        if set(keyring.aliases_of(tenant, subject)) <= {*planned, *aliases}:
+            break
+        planned = [*planned, *aliases]
+    destroyed = keyring.destroy_subject(tenant, subject)
+    return _finish(catalog, erasure_id, destroyed, now_s)
+
+
+def _subject_ref(keyring: Keyring, tenant: str, subject: str) -> bytes:
+    """What stands for the subject in the catalog; only a holder of the lookup key can make it."""
+    return mac(keyring.lookup_key(tenant), b"draftkeep/v1/erasure" + text(subject))[:16]
+
+
+def _plan(
+    catalog: Catalog,
+    tenant: str,
+    reference: bytes,
+    aliases: Sequence[_Alias],
+    now_s: float,
+    fresh_id: bytes,
+) -> bytes:
+    with catalog.begin() as connection:
+        erasure_id = _find(connection, tenant, reference, reuse_done=not aliases)
+        if erasure_id is None:
+            erasure_id = fresh_id
+            _begin(connection, erasure_id, tenant, reference, now_s)
+        for period_id, alias in aliases:
+            connection.execute(
+                insert(connection, tombstones)
+                .values(
+                    kind="alias",
+                    value=alias,
+                    period_id=period_id,
+                    tenant=tenant,
+                    erasure=erasure_id,
+                    at_s=now_s,
+                )
+                .on_conflict_do_nothing()
+            )
+            connection.execute(sa.delete(dead_letters).where(dead_letters.c.alias == alias))
+        _carry_out(connection, erasure_id, now_s)
+    return erasure_id
+
+
+def _find(
+    connection: Connection, tenant: str, reference: bytes, *, reuse_done: bool
+) -> bytes | None:
+    """The erasure to go on with: an unfinished one, else the last where nothing is new."""
+    row = erasures.c
+    for state in ("planned", "done") if reuse_done else ("planned",):
+        found: bytes | None = connection.scalar(
+            sa.select(row.id)
+            .where(row.tenant == tenant, row.subject_ref == reference, row.state == state)
+            .order_by(row.planned_s.desc())
+            .limit(1)
+        )
+        if found is not None:
+            return found
+    return None
+
+
+def _begin(
+    connection: Connection, erasure_id: bytes, tenant: str, reference: bytes, now_s: float
+) -> None:
+    connection.execute(
+        sa.insert(erasures).values(
+            id=erasure_id,
+            tenant=tenant,
+            subject_ref=reference,
+            state="planned",
+            planned_s=now_s,
+            aliases=0,
+            traces=0,
+            keys_destroyed=0,
+            drafters_quarantined=0,
+            channels_moved=0,
+            jobs_contaminated=0,
+        )
+    )
+
+
+def _carry_out(connection: Connection, erasure_id: bytes, now_s: float) -> None:
+    """Quarantine, move channels and mark jobs by the erasure's tombstones; count all of it."""
+    drafters, newly = quarantine(connection, erasure_id)
+    moved = clear_channels(connection, drafters, now_s)
+    jobs = contaminate_jobs(connection, erasure_id, drafters)
+    stone, trace, row = tombstones.c, trace_ids.c, erasures.c
+    aliases = sa.select(sa.func.count()).where(stone.erasure == erasure_id).scalar_subquery()
+    # Aliases are keyed by period, so one of them never stands for traces of two periods.
+    traces = (
+        sa.select(sa.func.count())
+        .where(stone.erasure == erasure_id, stone.value == trace.alias)
+        .scalar_subquery()
+    )
+    connection.execute(
+        sa.update(erasures)
+        .where(row.id == erasure_id)
+        .values(
+            aliases=aliases,
+            traces=traces,
+            drafters_quarantined=row.drafters_quarantined + newly,
+            channels_moved=row.channels_moved + moved,
+            jobs_contaminated=row.jobs_contaminated + jobs,
+        )
+    )
+
+
+def _finish(catalog: Catalog, erasure_id: bytes, destroyed: int, now_s: float) -> ErasureResult:
+    row = erasures.c
+    with catalog.begin() as connection:
+        connection.execute(
+            sa.update(erasures)
+            .where(row.id == erasure_id)
+            .values(
+                state="done",
+                keys_destroyed=row.keys_destroyed + destroyed,
+                keys_destroyed_s=sa.func.coalesce(row.keys_destroyed_s, now_s),
+            )
+        )
+        found = connection.execute(sa.select(erasures).where(row.id == erasure_id)).one()
+    return ErasureResult(
+        erasure_id=erasure_id,
+        aliases=found.aliases,
+        traces=found.traces,
+        keys_destroyed=found.keys_destroyed,
+        drafters_quarantined=found.drafters_quarantined,
+        channels_moved=found.channels_moved,
+        jobs_contaminated=found.jobs_contaminated,
+    )

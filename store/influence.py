@@ -1,0 +1,69 @@
+"""Influence: what learned from erased traces, and taking it out of service."""
+
+from collections.abc import Collection
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from draftkeep.store.ancestry import clean_ancestor
+from draftkeep.store.schema import channels, drafters, job_inputs, jobs, lineage, tombstones
+
+
+def quarantine(connection: Connection, erasure_id: bytes) -> tuple[set[bytes], int]:
+    """Quarantine every drafter that learned from the erasure's aliases, and every descendant.
+
+    Returns all of them, and how many were not quarantined before.
+    """
+    stone = tombstones.c
+    learned = sa.select(lineage.c.drafter).where(
+        stone.erasure == erasure_id,
+        stone.value == lineage.c.alias,
+        stone.period_id == lineage.c.period_id,
+    )
+    found = set(connection.scalars(learned))
+    frontier = found
+    while frontier:
+        children = sa.select(drafters.c.digest).where(drafters.c.parent.in_(frontier))
+        frontier = set(connection.scalars(children)) - found
+        found = found | frontier
+    newly = connection.execute(
+        sa.update(drafters)
+        .where(drafters.c.digest.in_(found), drafters.c.status != "quarantined")
+        .values(status="quarantined")
+    ).rowcount
+    return found, newly
+
+
+def clear_channels(connection: Connection, tainted: Collection[bytes], now_s: float) -> int:
+    """Move channels off `tainted` drafters to their newest clean ancestor, or to nothing."""
+    pointing = connection.execute(sa.select(channels).where(channels.c.digest.in_(tainted))).all()
+    for row in pointing:
+        connection.execute(
+            sa.update(channels)
+            .where(channels.c.scope == row.scope, channels.c.name == row.name)
+            .values(digest=clean_ancestor(connection, row.digest), changed_s=now_s)
+        )
+    return len(pointing)
+
+
+def contaminate_jobs(connection: Connection, erasure_id: bytes, tainted: Collection[bytes]) -> int:
+    """Mark the unfinished jobs that read the erasure's aliases or start from a tainted drafter.
+
+    Failed ones too, since a failed job may be resumed from its checkpoint. Returns how many were
+    not marked before.
+    """
+    stone = tombstones.c
+    reading = sa.select(job_inputs.c.job).where(
+        stone.erasure == erasure_id,
+        stone.value == job_inputs.c.alias,
+        stone.period_id == job_inputs.c.period_id,
+    )
+    return connection.execute(
+        sa.update(jobs)
+        .where(
+            jobs.c.state != "done",
+            jobs.c.contaminated.is_(False),
+            sa.or_(jobs.c.id.in_(reading), jobs.c.parent.in_(tainted)),
+        )
+        .values(contaminated=True)
+    ).rowcount

@@ -1,0 +1,195 @@
+"""Rewriting shards: without erased rows, or several small ones as one.
+
+A shard is never changed: a file is written, and one transaction swaps the rows of the catalog.
+Inputs are unlinked after that. No copy of what was removed is kept.
+"""
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from draftkeep.errors import ConflictError
+from draftkeep.ingest.header import Header
+from draftkeep.store.catalog import CHUNK, Catalog
+from draftkeep.store.schema import periods, shards, trace_ids
+from draftkeep.store.shard import ShardFile, read_shard, sync_directory, write_shard
+from draftkeep.store.shard_rows import (
+    ShardRow,
+    add_shard,
+    list_shards,
+    remove_shards,
+    require_present,
+)
+from draftkeep.store.tombstones import erased_traces
+
+_Key = tuple[bytes, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewriteReport:
+    """Shards read and written, rows left out, and bytes given back (negative: grown)."""
+
+    replaced: int = 0
+    written: int = 0
+    rows_removed: int = 0
+    bytes_freed: int = 0
+
+    def __add__(self, other: "RewriteReport") -> "RewriteReport":
+        return RewriteReport(
+            replaced=self.replaced + other.replaced,
+            written=self.written + other.written,
+            rows_removed=self.rows_removed + other.rows_removed,
+            bytes_freed=self.bytes_freed + other.bytes_freed,
+        )
+
+
+def random_token() -> str:
+    """A name no other file has."""
+    return uuid.uuid4().hex
+
+
+def rewrite_erased(
+    catalog: Catalog, directory: Path, *, now_s: float, new_token: Callable[[], str]
+) -> RewriteReport:
+    """Rewrite every shard that holds an erased row or one past a shortened deadline.
+
+    Raises ConflictError when another process replaced a shard meanwhile; what was done stays done.
+    """
+    with catalog.read() as connection:
+        affected = sa.select(trace_ids.c.shard).where(trace_ids.c.shard.is_not(None), _dead(now_s))
+        inputs = list_shards(connection, shards.c.id.in_(affected))
+    report = RewriteReport()
+    for shard in inputs:
+        report += _replace(catalog, directory, [shard], now_s=now_s, token=new_token())
+    return report
+
+
+def merge(
+    catalog: Catalog,
+    directory: Path,
+    *,
+    target_bytes: int,
+    now_s: float,
+    new_token: Callable[[], str],
+) -> RewriteReport:
+    """Join shards smaller than `target_bytes`, within one bucket and target only.
+
+    Raises ConflictError like `rewrite_erased`.
+    """
+    with catalog.read() as connection:
+        small = list_shards(
+            connection, shards.c.bytes < target_bytes, shards.c.bucket_s > int(now_s)
+        )
+    report = RewriteReport()
+    for group in _groups(small, target_bytes):
+        report += _replace(catalog, directory, group, now_s=now_s, token=new_token())
+    return report
+
+
+def _groups(small: Sequence[ShardRow], target_bytes: int) -> list[list[ShardRow]]:
+    """Runs of at least two shards, each run of about `target_bytes` at most."""
+    families: dict[tuple[int, bytes], list[ShardRow]] = {}
+    for shard in small:
+        families.setdefault((shard.bucket_s, shard.target), []).append(shard)
+    groups = []
+    for family in families.values():
+        group: list[ShardRow] = []
+        for shard in family:
+            if group and sum(item.size_bytes for item in group) + shard.size_bytes > target_bytes:
+                groups.append(group)
+                group = []
+            group.append(shard)
+        groups.append(group)
+    return [group for group in groups if len(group) > 1]
+
+
+def _replace(
+    catalog: Catalog, directory: Path, inputs: Sequence[ShardRow], *, now_s: float, token: str
+) -> RewriteReport:
+    ids = [shard.id for shard in inputs]
+    with catalog.read() as connection:
+        dead = _dead_keys(connection, ids, now_s)
+    file = _copy(directory, inputs, dead, token)
+    try:
+        with catalog.begin() as connection:
+            _swap(connection, inputs, file, dead, now_s)
+    except ConflictError:
+        if file is not None:
+            file.path.unlink(missing_ok=True)
+        raise
+    for shard in inputs:
+        (directory / shard.name).unlink(missing_ok=True)
+    sync_directory(directory)
+    return RewriteReport(
+        replaced=len(inputs),
+        written=0 if file is None else 1,
+        rows_removed=len(dead),
+        bytes_freed=sum(shard.size_bytes for shard in inputs)
+        - (0 if file is None else file.size_bytes),
+    )
+
+
+def _copy(
+    directory: Path, inputs: Sequence[ShardRow], dead: set[_Key], token: str
+) -> ShardFile | None:
+    def alive(header: Header) -> bool:
+        return (header.trace_id, header.node) not in dead
+
+    try:
+        records = [
+            record for shard in inputs for record in read_shard(directory / shard.name, keep=alive)
+        ]
+    except FileNotFoundError:
+        raise ConflictError("a shard was replaced by another process; start again") from None
+    if not records:
+        return None
+    first = inputs[0]
+    return write_shard(directory, records, bucket=first.bucket_s, target=first.target, token=token)
+
+
+def _swap(
+    connection: Connection,
+    inputs: Sequence[ShardRow],
+    file: ShardFile | None,
+    dead: set[_Key],
+    now_s: float,
+) -> None:
+    row = trace_ids.c
+    ids = [shard.id for shard in inputs]
+    if dead:
+        connection.execute(
+            sa.update(trace_ids)
+            .where(
+                row.bucket_s == inputs[0].bucket_s,
+                row.trace_id == sa.bindparam("dead_id"),
+                row.node == sa.bindparam("dead_node"),
+            )
+            .values(shard=None),
+            [{"dead_id": trace_id, "dead_node": node} for trace_id, node in sorted(dead)],
+        )
+    fresh = None
+    if file is not None:
+        require_present(file)
+        fresh = add_shard(connection, file, now_s)
+    connection.execute(sa.update(trace_ids).where(row.shard.in_(ids)).values(shard=fresh))
+    remove_shards(connection, ids)
+
+
+def _dead_keys(connection: Connection, ids: Sequence[int], now_s: float) -> set[_Key]:
+    row = trace_ids.c
+    dead: set[_Key] = set()
+    for start in range(0, len(ids), CHUNK):
+        query = sa.select(row.trace_id, row.node).where(
+            row.shard.in_(ids[start : start + CHUNK]), _dead(now_s)
+        )
+        dead.update((found.trace_id, found.node) for found in connection.execute(query))
+    return dead
+
+
+def _dead(now_s: float) -> sa.ColumnElement[bool]:
+    past = sa.select(periods.c.period_id).where(periods.c.destroy_at_s <= int(now_s))
+    return sa.or_(erased_traces(), trace_ids.c.period_id.in_(past))

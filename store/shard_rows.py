@@ -1,0 +1,80 @@
+"""Shard rows: the catalog's side of a shard file. A file counts only once its row is committed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from draftkeep.errors import ConflictError
+from draftkeep.store.schema import shards
+from draftkeep.store.shard import SHARD_FORMAT, ShardFile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardRow:
+    """A shard as the catalog lists it."""
+
+    id: int
+    name: str
+    bucket_s: int
+    target: bytes
+    rows: int
+    size_bytes: int
+    sha256: bytes
+
+
+def list_shards(connection: Connection, *conditions: sa.ColumnElement[bool]) -> list[ShardRow]:
+    """The shards that meet all conditions, those that live longest first, then by age."""
+    query = sa.select(shards).where(*conditions).order_by(shards.c.bucket_s.desc(), shards.c.id)
+    return [
+        ShardRow(
+            id=row.id,
+            name=row.name,
+            bucket_s=row.bucket_s,
+            target=row.target,
+            rows=row.rows,
+            size_bytes=row.bytes,
+            sha256=row.sha256,
+        )
+        for row in connection.execute(query)
+    ]
+
+
+def add_shard(connection: Connection, file: ShardFile, now_s: float) -> int:
+    """List a shard file; returns its id."""
+    result = connection.execute(
+        sa.insert(shards).values(
+            name=file.path.name,
+            format=SHARD_FORMAT,
+            bucket_s=file.bucket_s,
+            target=file.target,
+            rows=file.rows,
+            bytes=file.size_bytes,
+            sha256=file.sha256,
+            created_s=now_s,
+        )
+    )
+    key = result.inserted_primary_key
+    assert key is not None  # noqa: S101 - a single-row INSERT always has one
+    return int(key[0])
+
+
+def require_present(file: ShardFile) -> None:
+    """Refuse to list a file that the sweeper took for an orphan.
+
+    Called inside the write transaction, whose lock the sweeper holds while it unlinks: so a
+    listed file exists, however long its writer slept between writing and committing.
+    """
+    if not file.path.exists():
+        raise ConflictError(
+            f"{file.path.name} was swept before it was committed; start again, and raise the "
+            "sweeper's grace_s above the time a batch takes"
+        )
+
+
+def remove_shards(connection: Connection, ids: Sequence[int]) -> None:
+    """Take shards off the list; raises ConflictError unless all of them are on it."""
+    removed = connection.execute(sa.delete(shards).where(shards.c.id.in_(ids))).rowcount
+    if removed != len(ids):
+        raise ConflictError("a shard was replaced or swept by another process; start again")

@@ -1,0 +1,119 @@
+"""Sweeper: what is past its deadline goes, and files that nothing lists go.
+
+Expiry takes rows off the catalog first and unlinks afterwards; a crash in between leaves files
+that nothing lists, which the next sweep removes.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from draftkeep.store.catalog import Catalog
+from draftkeep.store.schema import dead_letters, shards, trace_ids
+from draftkeep.store.shard import SUFFIX, sync_directory
+from draftkeep.store.shard_rows import list_shards, remove_shards
+
+GRACE_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepReport:
+    """What one sweep removed. `missing` are listed shards whose file is not there: an alarm."""
+
+    shards: int
+    bytes_freed: int
+    trace_ids: int
+    dead_letters: int
+    orphans: int
+    missing: tuple[str, ...]
+
+
+class Sweeper:
+    """Removes expired shards, orphan files and expired dead letters.
+
+    A file that the catalog does not list is removed once it is `grace_s` older than the clock,
+    by its modification time. That only spares work in progress; safety does not rest on it: the
+    check and the unlink happen under the writers' lock, and a writer that comes to commit
+    afterwards finds its file gone and starts again. Only files named like shards, finished or
+    temporary, are ever touched.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        shards_dir: Path,
+        *,
+        clock: Callable[[], float],
+        grace_s: float = GRACE_S,
+    ) -> None:
+        self._catalog = catalog
+        self._shards_dir = shards_dir
+        self._clock = clock
+        self._grace_s = grace_s
+
+    def run_once(self) -> SweepReport:
+        """One sweep over everything."""
+        now_s = self._clock()
+        names, freed, ids, letters = self._expire(now_s)
+        for name in names:
+            (self._shards_dir / name).unlink(missing_ok=True)
+        orphans = self._remove_orphans(now_s)
+        if names or orphans:
+            sync_directory(self._shards_dir)
+        return SweepReport(
+            shards=len(names),
+            bytes_freed=freed,
+            trace_ids=ids,
+            dead_letters=letters,
+            orphans=orphans,
+            missing=self._missing(),
+        )
+
+    def _expire(self, now_s: float) -> tuple[list[str], int, int, int]:
+        with self._catalog.begin() as connection:
+            expired = list_shards(connection, shards.c.bucket_s <= int(now_s))
+            ids = connection.execute(
+                sa.delete(trace_ids).where(trace_ids.c.bucket_s <= int(now_s))
+            ).rowcount
+            for shard in expired:
+                remove_shards(connection, [shard.id])
+            letters = connection.execute(
+                sa.delete(dead_letters).where(dead_letters.c.expiry_s <= int(now_s))
+            ).rowcount
+        freed = sum(shard.size_bytes for shard in expired)
+        return [shard.name for shard in expired], freed, ids, letters
+
+    def _remove_orphans(self, now_s: float) -> int:
+        old = [path for path in self._files() if _modified_s(path) <= now_s - self._grace_s]
+        if not old:
+            return 0
+        with self._catalog.begin() as connection:
+            listed = set(connection.scalars(sa.select(shards.c.name)))
+            orphans = [path for path in old if path.name not in listed]
+            for path in orphans:
+                path.unlink(missing_ok=True)
+        return len(orphans)
+
+    def _missing(self) -> tuple[str, ...]:
+        with self._catalog.read() as connection:
+            listed = list_shards(connection)
+        absent = [item.name for item in listed if not (self._shards_dir / item.name).exists()]
+        if not absent:
+            return ()
+        # A shard replaced between the two looks is not missing: only what is still listed counts.
+        with self._catalog.read() as connection:
+            still = set(connection.scalars(sa.select(shards.c.name)))
+        return tuple(name for name in absent if name in still)
+
+    def _files(self) -> Iterator[Path]:
+        if self._shards_dir.is_dir():
+            yield from self._shards_dir.glob(f"*{SUFFIX}")
+
+
+def _modified_s(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return float("inf")

@@ -1,0 +1,63 @@
+"""Tombstones: what must not be read, trained on or stored again."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from draftkeep.ingest.header import Header
+from draftkeep.store.catalog import CHUNK
+from draftkeep.store.schema import tombstones, trace_ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tombstones:
+    """The tombstones that matter to one batch of headers."""
+
+    aliases: frozenset[tuple[bytes, bytes]]
+    traces: frozenset[bytes]
+    tenants: frozenset[str]
+
+    def cover(self, header: Header) -> bool:
+        """Whether the trace under this header was erased."""
+        return (
+            (header.alias, header.period_id) in self.aliases
+            or header.trace_id in self.traces
+            or header.tenant in self.tenants
+        )
+
+
+def load_tombstones(connection: Connection, headers: Iterable[Header]) -> Tombstones:
+    """Every tombstone that could cover one of `headers`."""
+    wanted: set[bytes] = set()
+    for header in headers:
+        wanted.update((header.alias, header.trace_id, header.tenant.encode()))
+    aliases, traces, tenants = set(), set(), set()
+    values = sorted(wanted)
+    for start in range(0, len(values), CHUNK):
+        chunk = values[start : start + CHUNK]
+        for row in connection.execute(sa.select(tombstones).where(tombstones.c.value.in_(chunk))):
+            if row.kind == "alias":
+                aliases.add((row.value, row.period_id))
+            elif row.kind == "trace":
+                traces.add(row.value)
+            else:
+                tenants.add(row.value.decode())
+    return Tombstones(
+        aliases=frozenset(aliases), traces=frozenset(traces), tenants=frozenset(tenants)
+    )
+
+
+def erased_traces() -> sa.ColumnElement[bool]:
+    """A condition on `trace_ids`: the row is covered by a tombstone."""
+    stone = tombstones.c
+    tenant_bytes = sa.cast(trace_ids.c.tenant, sa.LargeBinary)
+    by_alias = sa.exists().where(
+        stone.kind == "alias",
+        stone.value == trace_ids.c.alias,
+        stone.period_id == trace_ids.c.period_id,
+    )
+    by_trace = sa.exists().where(stone.kind == "trace", stone.value == trace_ids.c.trace_id)
+    by_tenant = sa.exists().where(stone.kind == "tenant", stone.value == tenant_bytes)
+    return sa.or_(by_alias, by_trace, by_tenant)

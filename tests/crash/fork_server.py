@@ -1,0 +1,251 @@
+"""A process with everything imported and the model loaded, which forks children on request.
+
+A child is then at work within milliseconds. Run as a script: requests come as JSON lines on stdin,
+one answer each on stdout. `{"start": "serve" | "compact"}` answers `{"pid": ...}`; `{"kill": pid}`
+sends SIGKILL, waits, and answers `{"signal": ...}` or `{"exit": ...}`. Ends at end of file.
+
+Nothing here may start a thread: a forked child has only the thread that forked it. Hence one
+torch thread, and no forward pass before the fork.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftkeep.config import RetentionConfig
+from draftkeep.errors import DraftkeepError, StoreError
+from draftkeep.ingest.codec import encode_body
+from draftkeep.ingest.emitter import Emitter
+from draftkeep.ingest.log_reader import LogReader
+from draftkeep.ingest.sqlite_log import SqliteLog
+from draftkeep.ingest.tables import RemapTable
+from draftkeep.ingest.trace import Provenance
+from draftkeep.kernels.sampling import Sampling
+from draftkeep.policies.keyring import Keyring
+from draftkeep.policies.signing import SigningKey
+from draftkeep.serve.capture import Capture, CaptureTag
+from draftkeep.serve.drafting import DraftModel
+from draftkeep.serve.engine import Engine
+from draftkeep.serve.lookahead import Speculation
+from draftkeep.serve.request import Request
+from draftkeep.serve.sealing import PublishingSealer
+from draftkeep.store.catalog import Catalog
+from draftkeep.store.compactor import Compactor
+from draftkeep.store.drafter import cold_drafter
+from draftkeep.store.models import TargetModel, load_target
+from draftkeep.store.sweeper import Sweeper
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What every child is told: the directories, the fixed clock, where acknowledgements go."""
+
+    state_dir: Path
+    keys_dir: Path
+    issuer_public: bytes
+    now_s: int
+    witness_fd: int
+
+    @property
+    def log_dir(self) -> Path:
+        return self.state_dir / "log"
+
+    @property
+    def shards_dir(self) -> Path:
+        return self.state_dir / "shards"
+
+
+def serve(job: Job, draw: random.Random, target: TargetModel, drafter: DraftModel) -> None:
+    """The real engine under steady traffic, with capture; every slot is always in use."""
+    catalog = Catalog.open(job.state_dir / "catalog.db")
+    capture = Capture(
+        _emitter(job, catalog), context_tokens=64, chat_template_hash=target.chat_template_hash
+    )
+    engine = Engine(
+        target.model,
+        slots=4,
+        max_context=128,
+        speculation=Speculation(mode="fixed", lookahead=3),
+        capture_k=16,
+        capture_branches=True,
+        on_finish=capture.finished,
+        packing="never",
+    )
+    engine.swap(drafter)
+    while True:
+        while engine.stats().waiting < engine.slots:
+            engine.submit(_request(job, draw, target))
+        engine.step()
+
+
+def _request(job: Job, draw: random.Random, target: TargetModel) -> Request:
+    # One subject in three is new, so that a kill meets the keyring in the middle of an insert.
+    subject = draw.choice([None, f"known-{draw.randrange(20)}", f"new-{draw.getrandbits(60)}"])
+    provenance = Provenance(
+        tenant="acme",
+        subject=subject,
+        response_id=draw.randbytes(16),
+        domain="sql",
+        consent=0,
+        policy_version=1,
+        created_s=job.now_s,
+        target=target.target_fingerprint,
+        tokenizer=target.tokenizer_fingerprint,
+    )
+    return Request(
+        request_id=draw.randbytes(16).hex(),
+        prompt_ids=tuple(draw.randrange(3, target.vocab) for _ in range(draw.randrange(2, 40))),
+        sampling=Sampling(temperature=draw.choice([0.0, 1.0])),
+        seed=draw.getrandbits(64),
+        max_tokens=draw.randrange(1, 16),
+        on_tokens=lambda _tokens, _finish: None,
+        on_error=_fail,
+        tag=CaptureTag(provenance=provenance),
+    )
+
+
+def _fail(error: DraftkeepError) -> None:
+    traceback.print_exception(error)
+    os._exit(1)
+
+
+def _emitter(job: Job, catalog: Catalog) -> Emitter:
+    """The emitter of a serving node, whose acknowledgements reach the witness at once."""
+
+    def clock() -> float:
+        return float(job.now_s)
+
+    def acknowledge(trace_id: bytes) -> None:
+        os.write(job.witness_fd, trace_id.hex().encode() + b"\n")
+
+    keyring = Keyring.open(job.keys_dir, retention=RetentionConfig(), clock=clock)
+    signing = SigningKey.load(job.keys_dir / "node-node-1.key")
+    table = RemapTable.identity()
+    return Emitter(
+        PublishingSealer(keyring.node_keys(), "node-1", signing, catalog=catalog, clock=clock),
+        SqliteLog(job.log_dir, cap_bytes=2**28, bucket_s=1, clock=time.time),
+        encode=lambda trace: encode_body(trace, table),
+        queue_traces=64,
+        on_drop=lambda reason: None if reason == "queue_full" else _complain(reason),
+        on_ack=acknowledge,
+    )
+
+
+def _complain(reason: str) -> None:
+    print(f"dropped: {reason}", flush=True)
+
+
+def compact(job: Job, draw: random.Random) -> None:
+    """The real compactor, merging and sweeping now and then, without any key."""
+    _forbid(job.keys_dir)
+    log = _await_log(job.log_dir)
+    catalog = Catalog.open(job.state_dir / "catalog.db")
+    compactor = Compactor(
+        log,
+        catalog,
+        job.shards_dir,
+        clock=lambda: float(job.now_s),
+        issuer_public=job.issuer_public,
+        limit_records=20,
+    )
+    sweeper = Sweeper(catalog, job.shards_dir, clock=time.time, grace_s=0.0)
+    while True:
+        report = compactor.run_once()
+        if draw.random() < 0.1:
+            compactor.merge(2**20)
+        if draw.random() < 0.05:
+            sweeper.run_once()
+        if report.read == 0:
+            time.sleep(0.002)
+
+
+def _await_log(directory: Path) -> LogReader:
+    while True:
+        try:
+            return SqliteLog.open_reader(directory)
+        except StoreError:
+            time.sleep(0.002)
+
+
+def _forbid(keys_dir: Path) -> None:
+    """End the process with an error when it opens anything under `keys_dir`."""
+
+    def check(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in ("open", "sqlite3.connect", "os.listdir", "os.scandir") and str(
+            keys_dir
+        ) in str(arguments[0]):
+            raise PermissionError("the compactor opened a file of the keyring")
+
+    sys.addaudithook(check)
+
+
+def _fork(job: Job, child: Callable[[Job, random.Random], None], seed: int) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(2, 1)
+        child(job, random.Random(seed))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _kill(pid: int) -> dict[str, int]:
+    os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    if os.WIFSIGNALED(status):
+        return {"signal": os.WTERMSIG(status)}
+    return {"exit": os.WEXITSTATUS(status)}
+
+
+def main(arguments: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    target = load_target("tiny")
+    cold = cold_drafter(target, layers=1, vocab=256)
+    drafter = DraftModel(model=cold.model, vocab_ids=cold.vocab_ids, digest=b"d" * 32)
+    job = Job(
+        state_dir=Path(arguments["state_dir"]),
+        keys_dir=Path(arguments["keys_dir"]),
+        issuer_public=bytes.fromhex(arguments["issuer_public"]),
+        now_s=arguments["now_s"],
+        witness_fd=arguments["witness_fd"],
+    )
+    children: dict[str, Callable[[Job, random.Random], None]] = {
+        "serve": lambda job, draw: serve(job, draw, target, drafter),
+        "compact": compact,
+    }
+    print(json.dumps({"target": target.target_fingerprint.hex()}), flush=True)
+    alive: set[int] = set()
+    try:
+        for seed, line in enumerate(sys.stdin):
+            request = json.loads(line)
+            if "start" in request:
+                pid = _fork(job, children[request["start"]], seed)
+                alive.add(pid)
+                answer = {"pid": pid}
+            else:
+                alive.discard(request["kill"])
+                answer = _kill(request["kill"])
+            print(json.dumps(answer), flush=True)
+    finally:
+        for pid in alive:
+            _kill(pid)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

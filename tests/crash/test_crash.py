@@ -1,0 +1,237 @@
+"""SIGKILL at random moments of server and compactor: what was acknowledged is there, once.
+
+The witness is outside both: the server writes each trace id to a pipe after the log's append has
+returned, and this process holds the other end.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftkeep.config import RetentionConfig
+from draftkeep.ingest.codec import decode_body
+from draftkeep.ingest.envelope import Opener
+from draftkeep.ingest.record import SealedTrace
+from draftkeep.ingest.sqlite_log import SqliteLog
+from draftkeep.ingest.tables import only_identity
+from draftkeep.policies.keyring import Keyring
+from draftkeep.policies.signing import SigningKey
+from draftkeep.store.catalog import Catalog
+from draftkeep.store.compactor import Compactor
+from draftkeep.store.nodes import enrol_node, node_public
+from draftkeep.store.schema import dead_letters, gaps, shards, trace_ids
+from draftkeep.store.shard import read_shard
+from draftkeep.store.sweeper import Sweeper
+
+KILLS = 40
+PATIENCE_S = 60.0
+KINDS = ("serve", "compact")
+
+
+class Witness:
+    """Collects acknowledged trace ids from a pipe until every writer is gone."""
+
+    def __init__(self) -> None:
+        self._read_fd, self.write_fd = os.pipe()
+        self._changed = threading.Condition()
+        self._lines: list[bytes] = []
+        self._thread = threading.Thread(target=self._collect, daemon=True)
+        self._thread.start()
+
+    def _collect(self) -> None:
+        with os.fdopen(self._read_fd, "rb") as lines:
+            for line in lines:
+                with self._changed:
+                    self._lines.append(bytes.fromhex(line.decode().rstrip("\n")))
+                    self._changed.notify_all()
+
+    def wait_for_more(self, count: int) -> bool:
+        """Wait until `count` further traces are acknowledged; False when patience ran out."""
+        with self._changed:
+            goal = len(self._lines) + count
+            return self._changed.wait_for(lambda: len(self._lines) >= goal, PATIENCE_S)
+
+    def close(self) -> list[bytes]:
+        """Everything acknowledged, in order; call it when all writers are gone."""
+        os.close(self.write_fd)
+        self._thread.join(PATIENCE_S)
+        return self._lines
+
+
+class Site:
+    """One state directory with its keys, an enrolled node and a published period."""
+
+    def __init__(self, directory: Path) -> None:
+        self.state_dir = directory / "state"
+        self.keys_dir = directory / "keys"
+        self.now_s = int(time.time())
+        self.keyring = Keyring.open(self.keys_dir, retention=RetentionConfig(), clock=self.clock)
+        signing = SigningKey.load_or_create(self.keys_dir / "node-node-1.key")
+        self.catalog = Catalog.open(self.state_dir / "catalog.db")
+        enrol_node(self.catalog, "node-1", signing.public, ["acme"], self.now_s)
+
+    def clock(self) -> float:
+        return float(self.now_s)
+
+    @property
+    def shards_dir(self) -> Path:
+        return self.state_dir / "shards"
+
+    def recover(self) -> int:
+        """Open the log as a restarted node does, empty it into shards, sweep; the orphans found."""
+        log = SqliteLog(self.state_dir / "log", cap_bytes=2**28, bucket_s=1, clock=time.time)
+        compactor = Compactor(
+            log,
+            self.catalog,
+            self.shards_dir,
+            clock=self.clock,
+            issuer_public=self.keyring.issuer_public,
+        )
+        while compactor.run_once().read:
+            pass
+        first, following = log.bounds()
+        assert first == following
+        log.close()
+        later = time.time() + 1
+        return (
+            Sweeper(self.catalog, self.shards_dir, clock=lambda: later, grace_s=0)
+            .run_once()
+            .orphans
+        )
+
+    def stored(self) -> list[SealedTrace]:
+        """Every row of every file in the shards directory, listed or not."""
+        return [sealed for path in sorted(self.shards_dir.iterdir()) for sealed in read_shard(path)]
+
+    def rows(self, table: Any) -> list[Any]:
+        with self.catalog.read() as connection:
+            return list(connection.execute(table.select()))
+
+    def opener(self) -> Opener:
+        return Opener(
+            self.keyring.job_keys(),
+            lambda name: node_public(self.catalog, name),
+            clock=self.clock,
+        )
+
+    def close(self) -> None:
+        self.catalog.close()
+        self.keyring.close()
+
+
+class ForkServer:
+    """The process whose children are killed; see fork_server.py."""
+
+    def __init__(self, site: Site, witness: Witness, errors: Path) -> None:
+        job = {
+            "state_dir": str(site.state_dir),
+            "keys_dir": str(site.keys_dir),
+            "issuer_public": site.keyring.issuer_public.hex(),
+            "now_s": site.now_s,
+            "witness_fd": witness.write_fd,
+        }
+        script = Path(__file__).with_name("fork_server.py")
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        with errors.open("w") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, str(script), json.dumps(job)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=environment,
+                pass_fds=[witness.write_fd],
+            )
+        self.ready = self._answer()
+
+    def start(self, kind: str) -> int:
+        pid = self._ask({"start": kind})["pid"]
+        assert isinstance(pid, int)
+        return pid
+
+    def kill(self, pid: int) -> dict[str, int]:
+        return self._ask({"kill": pid})
+
+    def close(self) -> None:
+        self._process.communicate(timeout=PATIENCE_S)
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline() or '{"pid": null}')
+        return answer
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    site = Site(tmp_path)
+    yield site
+    site.close()
+
+
+def kill_at_random(server: ForkServer, witness: Witness, draw: random.Random) -> Counter[str]:
+    """Keep one server and one compactor running and kill either, over and over."""
+    running = {kind: server.start(kind) for kind in KINDS}
+    killed: Counter[str] = Counter()
+    for number in range(KILLS):
+        kind = KINDS[number % 2]
+        if kind == "serve":
+            # By progress, so that a slow machine gets as far, then by time.
+            assert witness.wait_for_more(draw.choice([0, 1, 5, 20]))
+        time.sleep(draw.random() * draw.choice([0.01, 0.3]))
+        assert server.kill(running[kind]) == {"signal": signal.SIGKILL}, kind
+        killed[kind] += 1
+        running[kind] = server.start(kind)
+    for kind, pid in running.items():
+        assert server.kill(pid) == {"signal": signal.SIGKILL}, kind
+        killed[kind] += 1
+    return killed
+
+
+def test_no_acknowledged_trace_is_lost_or_doubled(site: Site, tmp_path: Path) -> None:
+    witness = Witness()
+    errors = tmp_path / "stderr.txt"
+    server = ForkServer(site, witness, errors)
+    try:
+        killed = kill_at_random(server, witness, random.Random(2026))
+    finally:
+        server.close()
+        acknowledged = witness.close()
+        print(errors.read_text())
+    assert sum(killed.values()) >= 30
+    assert len(acknowledged) > KILLS
+
+    orphans = site.recover()
+    stored = site.stored()
+    ids = Counter(sealed.parsed.trace_id for sealed in stored)
+    print(f"{len(acknowledged)} acknowledged, {len(ids)} stored, {orphans} orphans swept")
+    assert set(acknowledged) <= set(ids)
+    assert max(ids.values()) == 1
+    assert max(Counter(acknowledged).values()) == 1
+
+    listed = {row.name for row in site.rows(shards)}
+    assert listed == {path.name for path in site.shards_dir.iterdir()}
+    assert {row.trace_id for row in site.rows(trace_ids)} == set(ids)
+    assert site.rows(dead_letters) == []
+    assert site.rows(gaps) == []
+
+    opener = site.opener()
+    for sealed in stored:
+        trace = decode_body(opener.open(sealed), only_identity)
+        assert trace.positions == sealed.parsed.positions > 0

@@ -1,0 +1,152 @@
+"""The measures, by hand and against the verification they count."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftkeep.kernels.coupled import verify
+from draftkeep.kernels.measures import (
+    Walk,
+    acceptance_rate,
+    estimated_speed_up,
+    expected_acceptance,
+    replay_acceptance,
+    speed_up,
+    walk,
+)
+from draftkeep.kernels.sampling import Sampling
+
+
+def _bits(text: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    return np.array([letter == "1" for letter in text])
+
+
+def test_runs_of_3_2_1_0_accept_one_and_a_half_a_step() -> None:
+    # 111 and its bonus, 11 and its correction, 1 and its correction, then no room for a draft.
+    done = walk(_bits("1110110100"), 3)
+    assert done == Walk(steps=4, tested=3 + 3 + 2 + 0, accepted=6, tokens=10)
+    assert done.accepted_per_step == 1.5
+    assert done.tokens_per_step == 2.5
+    assert done.acceptance_rate == 6 / 8
+
+
+def test_a_run_of_0_with_room_tests_one_draft() -> None:
+    done = walk(_bits("1110110100"), 3, budget=100)
+    assert done == Walk(steps=4, tested=3 + 3 + 2 + 1, accepted=6, tokens=10)
+
+
+def test_bonus_position_is_not_tested() -> None:
+    assert walk(_bits("110110"), 2) == Walk(steps=2, tested=4, accepted=4, tokens=6)
+
+
+def test_lookahead_is_capped_by_the_budget() -> None:
+    # Position 3 is the last: two drafts and a bonus follow position 1, not three drafts.
+    assert walk(_bits("0111"), 3) == Walk(steps=2, tested=3, accepted=2, tokens=4)
+
+
+def test_an_output_ended_by_eos_tests_the_eos() -> None:
+    assert walk(_bits("0111"), 3, budget=50) == Walk(steps=2, tested=4, accepted=3, tokens=4)
+
+
+def test_rejection_at_the_final_eos() -> None:
+    assert walk(_bits("10"), 4, budget=50) == Walk(steps=1, tested=2, accepted=1, tokens=2)
+
+
+def test_lookahead_0_is_plain_decoding() -> None:
+    assert walk(_bits("111"), 0) == Walk(steps=3, tested=0, accepted=0, tokens=3)
+
+
+def test_start_skips_positions() -> None:
+    assert walk(_bits("0111"), 3, start=1) == walk(_bits("111"), 3)
+    assert walk(_bits("1"), 3, start=1) == Walk()
+
+
+def test_no_positions() -> None:
+    done = walk(_bits(""), 4)
+    assert done == Walk()
+    assert math.isnan(done.acceptance_rate)
+    assert math.isnan(done.tokens_per_step)
+
+
+def test_walks_add_up() -> None:
+    left = Walk(steps=1, tested=2, accepted=1, tokens=2)
+    assert left + left == Walk(steps=2, tested=4, accepted=2, tokens=4)
+
+
+@pytest.mark.parametrize(("lookahead", "budget"), [(-1, 3), (2, 2)])
+def test_impossible_walks_are_refused(lookahead: int, budget: int) -> None:
+    with pytest.raises(ValueError, match="below"):
+        walk(_bits("111"), lookahead, budget=budget)
+
+
+@given(
+    agree=st.lists(st.booleans(), min_size=1, max_size=30),
+    lookahead=st.integers(0, 6),
+    spare=st.integers(0, 8),
+)
+def test_walk_equals_a_run_of_the_verification(
+    agree: list[bool], lookahead: int, spare: int
+) -> None:
+    # A greedy target that says 1, then EOS (2) at the end; wrong drafts are 0.
+    total, budget = len(agree), len(agree) + spare
+    truth = [1] * (total - 1) + [2]
+    rows = np.zeros((budget + 1, 3), dtype=np.float32)
+    rows[np.arange(total), truth] = 1.0
+    rows[total:, 1] = 1.0
+    said = [token if right else 0 for token, right in zip(truth, agree, strict=True)]
+    said += [1] * spare
+    output: list[int] = []
+    steps = tested = accepted = 0
+    while len(output) < total:
+        at = len(output)
+        drafts = said[at : at + min(lookahead, budget - at - 1)]
+        done = verify(
+            rows[at : at + len(drafts) + 1],
+            drafts,
+            Sampling(temperature=0.0, eos_ids=(2,)),
+            prompt_ids=[],
+            output_ids=output,
+            noise=lambda index: np.zeros(3),
+        )
+        output.extend(done.tokens)
+        steps, tested, accepted = steps + 1, tested + done.tested, accepted + done.accepted
+    expected = Walk(steps=steps, tested=tested, accepted=accepted, tokens=len(output))
+    assert walk(np.array(agree), lookahead, budget=budget) == expected
+
+
+def test_acceptance_rate() -> None:
+    assert acceptance_rate(3, 4) == 0.75
+    assert math.isnan(acceptance_rate(0, 0))
+    with pytest.raises(ValueError, match="accepted <= tested"):
+        acceptance_rate(5, 4)
+
+
+def test_expected_acceptance_is_the_shared_mass() -> None:
+    p = np.array([[0.5, 0.25, 0.0], [0.9, 0.05, 0.05]])
+    q = np.array([[0.25, 0.5, 0.25], [0.1, 0.6, 0.0]])
+    assert expected_acceptance(p, q) == pytest.approx((0.5 + 0.15) / 2)
+    assert expected_acceptance(p, p) == pytest.approx((0.75 + 1.0) / 2)
+    assert math.isnan(expected_acceptance(p[:0], q[:0]))
+
+
+def test_expected_acceptance_refuses_logarithms_and_other_shapes() -> None:
+    p = np.array([[0.5, 0.5]])
+    with pytest.raises(ValueError, match="logarithms"):
+        expected_acceptance(p, np.log(p))
+    with pytest.raises(ValueError, match="shapes"):
+        expected_acceptance(p, p[:, :1])
+
+
+def test_replay_acceptance_counts_proposals_alone() -> None:
+    assert replay_acceptance(_bits("1100")) == 0.5
+    assert replay_acceptance(_bits("1100"), _bits("1110")) == pytest.approx(2 / 3)
+    assert math.isnan(replay_acceptance(_bits("11"), _bits("00")))
+
+
+def test_speed_ups() -> None:
+    assert speed_up(30.0, 20.0) == 1.5
+    assert math.isnan(speed_up(30.0, 0.0))
+    assert estimated_speed_up(2.4, 4, 0.05) == pytest.approx(2.0)

@@ -1,0 +1,240 @@
+"""The catalog under several processes, and the small facts it keeps."""
+
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from draftkeep.errors import ConflictError, DeniedError, StoreError
+from draftkeep.policies.retention import PeriodRecord
+from draftkeep.policies.signing import SigningKey
+from draftkeep.store import schema
+from draftkeep.store.catalog import Catalog
+from draftkeep.store.drops import add_drops
+from draftkeep.store.jobs import JobInput, end_job, is_contaminated, start_job
+from draftkeep.store.nodes import enrol_node, load_nodes, node_public, revoke_node
+from draftkeep.store.periods import load_periods, publish_period
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    opened = Catalog.open(tmp_path / "state" / "catalog.db")
+    yield opened
+    opened.close()
+
+
+def test_sqlite_runs_with_the_settings_durability_needs(catalog: Catalog) -> None:
+    with catalog.read() as connection:
+        found = {
+            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+            for name in ("journal_mode", "synchronous", "foreign_keys")
+        }
+    assert found == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
+
+
+def test_foreign_keys_hold(catalog: Catalog) -> None:
+    with pytest.raises(sa.exc.IntegrityError), catalog.begin() as connection:
+        connection.execute(sa.insert(schema.node_tenants).values(node="nobody", tenant="acme"))
+
+
+OPEN_AND_COUNT = """
+import sys
+from pathlib import Path
+from draftkeep.store.catalog import Catalog
+from draftkeep.store.drops import add_drops
+catalog = Catalog.open(Path(sys.argv[1]))
+for _ in range(25):
+    with catalog.begin() as connection:
+        add_drops(connection, "test", {"busy": 1}, 0.0)
+catalog.close()
+"""
+
+
+def test_processes_that_open_a_fresh_catalog_at_once_lose_no_write(tmp_path: Path) -> None:
+    path = tmp_path / "catalog.db"
+    command = [sys.executable, "-c", OPEN_AND_COUNT, str(path)]
+    processes = [subprocess.Popen(command) for _ in range(4)]
+    assert [process.wait() for process in processes] == [0, 0, 0, 0]
+    catalog = Catalog.open(path)
+    with catalog.read() as connection:
+        assert connection.scalar(sa.select(schema.drops.c.count)) == 100
+        assert connection.execute(sa.select(schema.schema_version)).all() == [(1,)]
+    catalog.close()
+
+
+def test_a_write_that_follows_a_read_is_not_lost(catalog: Catalog) -> None:
+    with catalog.begin() as connection:
+        add_drops(connection, "test", {"x": 1}, 0.0)
+    count = schema.drops.c.count
+
+    def increment() -> None:
+        for _ in range(20):
+            with catalog.begin() as connection:
+                value = connection.scalar(sa.select(count))
+                connection.execute(sa.update(schema.drops).values(count=value + 1))
+
+    threads = [threading.Thread(target=increment) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with catalog.read() as connection:
+        assert connection.scalar(sa.select(count)) == 81
+
+
+def test_a_reader_sees_one_snapshot_and_does_not_block_a_writer(catalog: Catalog) -> None:
+    query = sa.select(sa.func.count()).select_from(schema.drops)
+    with catalog.read() as reader:
+        assert reader.scalar(query) == 0
+        with catalog.begin() as writer:
+            add_drops(writer, "test", {"x": 1}, 0.0)
+        assert reader.scalar(query) == 0
+    with catalog.read() as reader:
+        assert reader.scalar(query) == 1
+
+
+def test_a_transaction_that_raises_leaves_nothing(catalog: Catalog) -> None:
+    with pytest.raises(RuntimeError, match="stop"), catalog.begin() as connection:
+        add_drops(connection, "test", {"x": 1}, 0.0)
+        raise RuntimeError("stop")
+    with catalog.read() as connection:
+        assert connection.execute(sa.select(schema.drops)).all() == []
+
+
+def test_a_newer_schema_is_refused(catalog: Catalog, tmp_path: Path) -> None:
+    with catalog.begin() as connection:
+        connection.execute(sa.update(schema.schema_version).values(version=2))
+    catalog.close()
+    with pytest.raises(StoreError, match="schema version 2, expected 1"):
+        Catalog.open(tmp_path / "state" / "catalog.db")
+
+
+def test_a_file_that_is_no_catalog_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "catalog.db"
+    path.write_bytes(b"no database at all" * 100)
+    with pytest.raises(StoreError, match="cannot be opened"):
+        Catalog.open(path)
+    assert path.read_bytes() == b"no database at all" * 100
+
+
+def test_the_file_is_a_plain_sqlite_database(catalog: Catalog, tmp_path: Path) -> None:
+    catalog.close()
+    with sqlite3.connect(tmp_path / "state" / "catalog.db") as connection:
+        names = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
+    connection.close()
+    assert set(schema.metadata.tables) <= names
+
+
+def test_enrolling_again_replaces_the_tenants_and_keeps_the_date(catalog: Catalog) -> None:
+    enrol_node(catalog, "n1", b"p" * 32, ["acme", "birch"], 10.0)
+    enrol_node(catalog, "n1", b"p" * 32, ["birch", "cedar"], 20.0)
+    with catalog.read() as connection:
+        node = load_nodes(connection)["n1"]
+    assert node.tenants == {"birch", "cedar"}
+    assert (node.enrolled_s, node.revoked_s) == (10.0, None)
+
+
+def test_a_node_name_belongs_to_one_key_for_ever(catalog: Catalog) -> None:
+    enrol_node(catalog, "n1", b"p" * 32, ["acme"], 10.0)
+    with pytest.raises(DeniedError, match="another key"):
+        enrol_node(catalog, "n1", b"q" * 32, ["acme"], 20.0)
+    revoke_node(catalog, "n1", 30.0)
+    revoke_node(catalog, "n1", 40.0)
+    with pytest.raises(DeniedError, match="revoked"):
+        enrol_node(catalog, "n1", b"p" * 32, ["acme"], 50.0)
+    assert node_public(catalog, "n1") == b"p" * 32
+    with catalog.read() as connection:
+        assert load_nodes(connection)["n1"].revoked_s == 30.0
+    with pytest.raises(DeniedError, match="not enrolled"):
+        revoke_node(catalog, "n2", 30.0)
+    assert node_public(catalog, "n2") is None
+
+
+def _record(key: SigningKey, **changes: object) -> PeriodRecord:
+    record = PeriodRecord(
+        tenant="acme",
+        period_id=b"i" * 16,
+        start_s=3600,
+        destroy_at_s=90_000,
+        public_key=b"k" * 1216,
+    )
+    record = replace(record, **changes)  # type: ignore[arg-type]
+    return replace(record, signature=key.sign(record.signed_bytes()))
+
+
+def test_a_published_deadline_moves_only_to_an_earlier_time(
+    catalog: Catalog, tmp_path: Path
+) -> None:
+    key = SigningKey.load_or_create(tmp_path / "issuer.key")
+    publish_period(catalog, _record(key))
+    publish_period(catalog, _record(key))
+    publish_period(catalog, _record(key, destroy_at_s=50_000))
+    with pytest.raises(StoreError, match="only to an earlier time"):
+        publish_period(catalog, _record(key))
+    with pytest.raises(StoreError, match="other contents"):
+        publish_period(catalog, _record(key, destroy_at_s=50_000, tenant="birch"))
+    with catalog.read() as connection:
+        found = load_periods(connection, [b"i" * 16, b"j" * 16])
+    assert found.keys() == {b"i" * 16}
+    assert found[b"i" * 16].record == _record(key, destroy_at_s=50_000)
+    assert found[b"i" * 16].issued_expiry_s == 90_000
+    assert found[b"i" * 16].record.verify(key.public)
+
+
+def test_drops_add_up_by_hour(catalog: Catalog) -> None:
+    with catalog.begin() as connection:
+        add_drops(connection, "n1", {"queue_full": 3, "no_key": 0}, 3599.0)
+        add_drops(connection, "n1", {"queue_full": 4}, 3600.0)
+        add_drops(connection, "n1", {"queue_full": 5}, 7199.9)
+    with catalog.read() as connection:
+        rows = connection.execute(sa.select(schema.drops)).all()
+    assert sorted(rows) == [("n1", "queue_full", 0, 3), ("n1", "queue_full", 3600, 9)]
+
+
+def test_a_job_cannot_start_on_erased_inputs(catalog: Catalog) -> None:
+    clean = JobInput(tenant="acme", alias=b"a" * 16, period_id=b"p" * 16, positions=5)
+    erased = replace(clean, alias=b"e" * 16)
+    with catalog.begin() as connection:
+        connection.execute(
+            sa.insert(schema.erasures).values(
+                id=b"x" * 16,
+                tenant="acme",
+                subject_ref=b"r" * 16,
+                state="done",
+                planned_s=1.0,
+                aliases=1,
+                traces=0,
+                keys_destroyed=1,
+                drafters_quarantined=0,
+                channels_moved=0,
+                jobs_contaminated=0,
+            )
+        )
+        connection.execute(
+            sa.insert(schema.tombstones).values(
+                kind="alias",
+                value=b"e" * 16,
+                period_id=b"p" * 16,
+                tenant="acme",
+                erasure=b"x" * 16,
+                at_s=1.0,
+            )
+        )
+    start = {"scope": "acme", "parent": None, "at_s": 2.0}
+    with pytest.raises(ConflictError, match="erased while it was selected"):
+        start_job(catalog, "j1", inputs=[clean, erased], **start)  # type: ignore[arg-type]
+    with catalog.read() as connection:
+        assert connection.execute(sa.select(schema.jobs)).all() == []
+    start_job(catalog, "j1", inputs=[clean], **start)  # type: ignore[arg-type]
+    start_job(catalog, "j1", inputs=[clean], **start)  # type: ignore[arg-type]
+    assert not is_contaminated(catalog, "j1")
+    end_job(catalog, "j1", failed=False, drafter=b"d" * 32, record={"steps": 7}, at_s=3.0)
+    with catalog.read() as connection:
+        row = connection.execute(sa.select(schema.jobs)).one()
+    assert (row.state, row.drafter, row.record, row.ended_s) == ("done", b"d" * 32, {"steps": 7}, 3)

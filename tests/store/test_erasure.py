@@ -1,0 +1,341 @@
+"""Erasure: plan, keys, bytes; whatever happens in between."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from draftkeep.errors import KeyDestroyedError
+from draftkeep.ingest.record import SealedTrace
+from draftkeep.store import schema
+from draftkeep.store.catalog import Catalog
+from draftkeep.store.erasure import ErasureResult, erase_subject
+from draftkeep.store.jobs import JobInput, end_job, is_contaminated, start_job
+from tests.store.conftest import PERIOD_S, World, ids
+
+
+def erase(world: World, subject: str = "ann", *, catalog: Catalog | None = None) -> ErasureResult:
+    return erase_subject(
+        catalog or world.catalog,
+        world.keyring,
+        tenant="acme",
+        subject=subject,
+        now_s=world.clock(),
+    )
+
+
+def store(world: World, *sealed: SealedTrace) -> None:
+    world.append(*sealed)
+    world.compactor().run_once()
+
+
+def input_of(sealed: SealedTrace) -> JobInput:
+    header = sealed.parsed
+    return JobInput(
+        tenant=header.tenant,
+        alias=header.alias,
+        period_id=header.period_id,
+        positions=header.positions,
+    )
+
+
+def add_drafter(
+    world: World,
+    digest: bytes,
+    *,
+    parent: bytes | None = None,
+    learned: SealedTrace | None = None,
+    status: str = "registered",
+    signed: bool = True,
+) -> bytes:
+    with world.catalog.begin() as connection:
+        connection.execute(
+            sa.insert(schema.drafters).values(
+                digest=digest,
+                parent=parent,
+                scope="acme",
+                status=status,
+                created_s=world.clock(),
+                measures={},
+                signature=b"s" * 64 if signed else None,
+            )
+        )
+        if learned is not None:
+            item = input_of(learned)
+            connection.execute(
+                sa.insert(schema.lineage).values(
+                    drafter=digest,
+                    alias=item.alias,
+                    period_id=item.period_id,
+                    tenant=item.tenant,
+                    positions=item.positions,
+                )
+            )
+    return digest
+
+
+def set_channel(world: World, name: str, digest: bytes) -> None:
+    with world.catalog.begin() as connection:
+        connection.execute(
+            sa.insert(schema.channels).values(scope="acme", name=name, digest=digest, changed_s=0.0)
+        )
+
+
+def statuses(world: World) -> dict[bytes, str]:
+    row = schema.drafters.c
+    with world.catalog.read() as connection:
+        found = connection.execute(sa.select(row.digest, row.status)).all()
+    return {digest[:2]: status for digest, status in found}
+
+
+def pointed(world: World) -> dict[str, bytes | None]:
+    row = schema.channels.c
+    with world.catalog.read() as connection:
+        return {
+            found.name: found.digest
+            for found in connection.execute(sa.select(row.name, row.digest))
+        }
+
+
+def test_a_subject_is_erased_and_nobody_else(world: World) -> None:
+    ann = [world.seal(subject="ann"), world.seal(subject="ann", domain="law")]
+    world.clock.now_s += PERIOD_S
+    ann.append(world.seal(subject="ann"))
+    others = [
+        world.seal(b"bob", subject="bob"),
+        world.seal(b"anonymous"),
+        world.seal(b"namesake", subject="ann", tenant="birch"),
+    ]
+    store(world, *ann, *others)
+    result = erase(world)
+    assert (result.aliases, result.traces, result.keys_destroyed) == (2, 3, 1)
+    assert ids(world.stored()) == ids(others)
+    assert {world.opener().open(item) for item in world.stored()} == {
+        b"bob",
+        b"anonymous",
+        b"namesake",
+    }
+    for item in ann:
+        with pytest.raises(KeyDestroyedError):
+            world.opener().open(item)
+
+
+def test_the_bytes_go_at_the_rewrite_and_do_not_come_back(world: World) -> None:
+    ann, bob = world.seal(b"a" * 2000, subject="ann"), world.seal(subject="bob")
+    late = world.seal(subject="ann")
+    store(world, ann, bob)
+    erase(world)
+    report = world.compactor().rewrite_erased()
+    assert (report.replaced, report.written, report.rows_removed) == (1, 1, 1)
+    assert report.bytes_freed > 2000
+    (name,) = world.files()
+    content = (world.shards_dir / name).read_bytes()
+    assert ann.ciphertext not in content
+    assert bob.ciphertext in content
+    assert world.compactor().rewrite_erased().replaced == 0
+    world.append(ann, late)
+    report_again = world.compactor().run_once()
+    assert (report_again.stored, report_again.counted) == (0, {"erased": 2})
+    assert ids(world.stored()) == ids([bob])
+
+
+def test_a_shard_of_erased_rows_only_disappears(world: World) -> None:
+    store(world, world.seal(subject="ann"), world.seal(subject="ann"))
+    erase(world)
+    report = world.compactor().rewrite_erased()
+    assert (report.written, report.rows_removed) == (0, 2)
+    assert world.files() == set()
+
+
+def test_dead_letters_of_the_subject_go(world: World) -> None:
+    sealed = world.seal(subject="ann")
+    with world.catalog.begin() as connection:
+        connection.execute(sa.delete(schema.node_tenants))
+    store(world, sealed, world.seal(subject="bob"))
+    erase(world)
+    with world.catalog.read() as connection:
+        assert len(connection.execute(sa.select(schema.dead_letters)).all()) == 1
+
+
+def test_what_learned_from_the_subject_leaves_service(world: World) -> None:
+    ann, bob = world.seal(subject="ann"), world.seal(subject="bob")
+    store(world, ann, bob)
+    root = add_drafter(world, b"r0" * 16, learned=bob)
+    clean = add_drafter(world, b"c0" * 16, parent=root)
+    unsigned = add_drafter(world, b"u0" * 16, parent=clean, signed=False)
+    tainted = add_drafter(world, b"t0" * 16, parent=unsigned, learned=ann)
+    child = add_drafter(world, b"t1" * 16, parent=tainted)
+    add_drafter(world, b"t2" * 16, parent=child, status="retired")
+    lonely = add_drafter(world, b"t3" * 16, learned=ann)
+    sibling = add_drafter(world, b"c1" * 16, parent=clean)
+    for name, digest in (("stable", child), ("canary", lonely), ("other", sibling)):
+        set_channel(world, name, digest)
+
+    result = erase(world)
+    assert (result.drafters_quarantined, result.channels_moved) == (4, 2)
+    assert statuses(world) == {
+        b"r0": "registered",
+        b"c0": "registered",
+        b"u0": "registered",
+        b"c1": "registered",
+        b"t0": "quarantined",
+        b"t1": "quarantined",
+        b"t2": "quarantined",
+        b"t3": "quarantined",
+    }
+    assert pointed(world) == {"stable": clean, "canary": None, "other": sibling}
+
+
+def test_unfinished_jobs_that_read_the_subject_are_contaminated(world: World) -> None:
+    ann, bob = world.seal(subject="ann"), world.seal(subject="bob")
+    store(world, ann, bob)
+    tainted = add_drafter(world, b"t0" * 16, learned=ann)
+    jobs: dict[str, tuple[list[SealedTrace], bytes | None]] = {
+        "reads": ([ann, bob], None),
+        "starts-from": ([bob], tainted),
+        "failed": ([ann], None),
+        "clean": ([bob], None),
+        "done": ([ann], None),
+    }
+    for name, (inputs, parent) in jobs.items():
+        start_job(
+            world.catalog,
+            name,
+            scope="acme",
+            parent=parent,
+            inputs=[input_of(item) for item in inputs],
+            at_s=world.clock(),
+        )
+    for name, failed in (("failed", True), ("done", False)):
+        end_job(world.catalog, name, failed=failed, drafter=None, record={}, at_s=world.clock())
+    assert erase(world).jobs_contaminated == 3
+    marked = {name for name in jobs if is_contaminated(world.catalog, name)}
+    assert marked == {"reads", "starts-from", "failed"}
+
+
+def test_repeating_it_changes_nothing_and_says_the_same(world: World) -> None:
+    store(world, world.seal(subject="ann"))
+    first = erase(world)
+    assert erase(world) == first
+    assert erase(world, subject="nobody") == erase(world, subject="nobody")
+    assert erase(world, subject="nobody").aliases == 0
+    with world.catalog.read() as connection:
+        assert len(connection.execute(sa.select(schema.erasures)).all()) == 2
+
+
+def test_a_subject_that_comes_back_is_a_new_erasure(world: World) -> None:
+    store(world, world.seal(subject="ann"))
+    first = erase(world)
+    again = world.seal(b"again", subject="ann")
+    store(world, again)
+    assert [world.opener().open(item) for item in world.stored()] == [b"again"]
+    second = erase(world)
+    assert second.erasure_id != first.erasure_id
+    assert (second.aliases, second.traces, second.keys_destroyed) == (1, 1, 1)
+    assert world.stored() == []
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing catches it."""
+
+
+class KilledCatalog(Catalog):
+    """Dies after its n-th write transaction has committed, or just before it begins."""
+
+    left: int = 0
+    after: bool = True
+
+    @contextmanager
+    def begin(self) -> Iterator[Connection]:
+        self.left -= 1
+        if self.left == 0 and not self.after:
+            raise Killed
+        with super().begin() as connection:
+            yield connection
+        if self.left == 0:
+            raise Killed
+
+
+def die(tenant: str, subject: str) -> int:
+    raise Killed
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("transaction", [1, 2])
+def test_killed_anywhere_it_is_finished_by_the_same_call(
+    world: World, transaction: int, after: bool
+) -> None:
+    ann, bob = world.seal(subject="ann"), world.seal(subject="bob")
+    store(world, ann, bob)
+    tainted = add_drafter(world, b"t0" * 16, learned=ann)
+    set_channel(world, "stable", tainted)
+    catalog = KilledCatalog(world.catalog.engine)
+    catalog.left, catalog.after = transaction, after
+    with pytest.raises(Killed):
+        erase(world, catalog=catalog)
+    if transaction == 1 and not after:
+        assert ids(world.stored()) == ids([ann, bob])
+    else:
+        assert ids(world.stored()) == ids([bob])
+        assert statuses(world) == {b"t0": "quarantined"}
+    result = erase(world)
+    assert (result.aliases, result.traces, result.drafters_quarantined) == (1, 1, 1)
+    assert (result.channels_moved, pointed(world)) == (1, {"stable": None})
+    with world.catalog.read() as connection:
+        rows = connection.execute(sa.select(schema.erasures)).all()
+    assert [row.state for row in rows] == ["done"]
+    with pytest.raises(KeyDestroyedError):
+        world.opener().open(ann)
+    assert world.opener().open(bob) == b"body"
+
+
+def test_killed_between_plan_and_keys_nothing_reads_the_subject(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ann = world.seal(subject="ann")
+    store(world, ann)
+    with monkeypatch.context() as patch:
+        patch.setattr(world.keyring, "destroy_subject", die)
+        with pytest.raises(Killed):
+            erase(world)
+    assert world.stored() == []
+    assert world.opener().open(ann) == b"body"
+    result = erase(world)
+    assert (result.aliases, result.keys_destroyed) == (1, 1)
+    with pytest.raises(KeyDestroyedError):
+        world.opener().open(ann)
+
+
+def test_a_period_opened_while_the_plan_is_written_is_erased_too(world: World) -> None:
+    store(world, world.seal(subject="ann"))
+    world.clock.now_s += PERIOD_S
+    late: list[SealedTrace] = []
+
+    class Racing(Catalog):
+        @contextmanager
+        def begin(self) -> Iterator[Connection]:
+            with super().begin() as connection:
+                yield connection
+            if not late:
+                late.append(
+                    world.sealer.seal(
+                        b"late", world.provenance(subject="ann"), prompt_tokens=1, positions=1
+                    )
+                )
+
+    result = erase(world, catalog=Racing(world.catalog.engine))
+    assert (result.aliases, result.traces, result.keys_destroyed) == (2, 1, 1)
+    assert late
+    with world.catalog.read() as connection:
+        erased = set(connection.scalars(sa.select(schema.tombstones.c.value)))
+    assert late[0].parsed.alias in erased
+
+
+def test_no_name_is_written_into_the_catalog(world: World) -> None:
+    store(world, world.seal(subject="annabella-the-first"))
+    erase(world, subject="annabella-the-first")
+    world.catalog.close()
+    for path in world.root.glob("catalog.db*"):
+        assert b"annabella-the-first" not in path.read_bytes()
