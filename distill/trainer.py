@@ -158,13 +158,17 @@ class Trainer:
         )
 
     def _next_batch(self) -> list[int]:
-        if self._plan and self.position.batch >= len(self._plan):
-            self.position = _next_pass(self.position, inputs=self.position.inputs)
-            self._plan = []
         if not self._plan:
-            tokens = [len(tokens_of(item.trace)) for item in self._examples]
-            self._plan = self._recipe.plan(self.position.epoch, tokens)
+            self._plan = self._plan_pass()
+        # Also true right after a resume, where the checkpoint was made at the end of a pass.
+        if self.position.batch >= len(self._plan):
+            self.position = _next_pass(self.position, inputs=self.position.inputs)
+            self._plan = self._plan_pass()
         return self._plan[self.position.batch]
+
+    def _plan_pass(self) -> list[list[int]]:
+        tokens = [len(tokens_of(item.trace)) for item in self._examples]
+        return self._recipe.plan(self.position.epoch, tokens)
 
     def _drop_dead(self) -> None:
         before = len(self._examples)

@@ -30,9 +30,16 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from draftkeep.errors import EnvelopeError, KeyDestroyedError
 from draftkeep.ingest.header import HEADER_VERSION, Header
-from draftkeep.ingest.record import COMMITMENT_BYTES, NONCE_BYTES, TAG_BYTES, SealedTrace
+from draftkeep.ingest.record import (
+    COMMITMENT_BYTES,
+    NONCE_BYTES,
+    TAG_BYTES,
+    SealedTrace,
+    signed_message,
+    verify_signature,
+)
 from draftkeep.ingest.trace import Provenance
-from draftkeep.policies import names, period_keys, signing
+from draftkeep.policies import names, period_keys
 from draftkeep.policies.keyring import JobKeys, NodeKeys
 from draftkeep.policies.names import ID_BYTES, lp, mac, text
 from draftkeep.policies.retention import Clock, PeriodRecord, effective_deadline, read_clock
@@ -244,18 +251,6 @@ def content_key(
     info = b"draftkeep/v1/trace" + trace_id + hashlib.sha256(header).digest()
     okm = HKDFExpand(SHA256(), KEY_BYTES + COMMITMENT_BYTES, info).derive(prk)
     return okm[:KEY_BYTES], okm[KEY_BYTES:]
-
-
-def signed_message(header: bytes, nonce: bytes, ciphertext: bytes, commitment: bytes) -> bytes:
-    """What the node signs. The encapsulation is covered through the header's share id."""
-    digest = hashlib.sha256(lp(header) + nonce + ciphertext + commitment).digest()
-    return b"draftkeep/v1/sig" + digest
-
-
-def verify_signature(sealed: SealedTrace, public: bytes) -> bool:
-    """Whether the node with this Ed25519 public key sealed exactly this trace. Needs no secret."""
-    message = signed_message(sealed.header, sealed.nonce, sealed.ciphertext, sealed.commitment)
-    return signing.verify(public, sealed.signature, message)
 
 
 def _check_shape(sealed: SealedTrace, header: Header) -> None:

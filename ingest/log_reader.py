@@ -97,14 +97,17 @@ class LogReader:
             return read_state(connection)
 
     def _bounds(self) -> tuple[int, int]:
-        buckets = self._buckets()
-        for bucket in buckets:
+        *older, newest = self._buckets()
+        # One statement, one snapshot: between two, an append could slip past both.
+        query = "SELECT (SELECT min(id) FROM records), next FROM state"
+        for bucket in older:
             with opened(bucket) as connection:
-                (first,) = connection.execute("SELECT min(id) FROM records").fetchone()
+                first, _ = connection.execute(query).fetchone()
             if first is not None:
-                return first, self._state(buckets).next
-        following = self._state(buckets).next
-        return following, following
+                return first, self._state([newest]).next
+        with opened(newest) as connection:
+            first, following = connection.execute(query).fetchone()
+        return (following if first is None else first), following
 
     def _read(self, start: int, limit_records: int, limit_bytes: int) -> list[LogRecord]:
         buckets = self._buckets()

@@ -1,9 +1,11 @@
-"""SealedTrace, and the bytes that stand for one in a log."""
+"""SealedTrace, what its node signs, and the bytes that stand for it in a log."""
 
+import hashlib
 from dataclasses import dataclass
 
 from draftkeep.errors import EnvelopeError
 from draftkeep.ingest.header import Header, decode_header
+from draftkeep.policies import signing
 from draftkeep.policies.names import lp
 from draftkeep.policies.period_keys import ENCAPSULATION_BYTES
 from draftkeep.policies.signing import SIGNATURE_BYTES
@@ -55,6 +57,18 @@ class SealedTrace:
     def parsed(self) -> Header:
         """The header's fields, decoded at each call; EnvelopeError where it is not canonical."""
         return decode_header(self.header)
+
+
+def signed_message(header: bytes, nonce: bytes, ciphertext: bytes, commitment: bytes) -> bytes:
+    """What the node signs. The encapsulation is covered through the header's share id."""
+    digest = hashlib.sha256(lp(header) + nonce + ciphertext + commitment).digest()
+    return b"draftkeep/v1/sig" + digest
+
+
+def verify_signature(sealed: SealedTrace, public: bytes) -> bool:
+    """Whether the node with this Ed25519 public key sealed exactly this trace. Needs no secret."""
+    message = signed_message(sealed.header, sealed.nonce, sealed.ciphertext, sealed.commitment)
+    return signing.verify(public, sealed.signature, message)
 
 
 def encode_record(sealed: SealedTrace) -> bytes:

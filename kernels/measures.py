@@ -78,9 +78,7 @@ class Walk:
         return _ratio(self.tokens, self.steps)
 
 
-def walk(
-    agree_T: NDArray[np.bool_], lookahead: int, *, budget: int | None = None, start: int = 0
-) -> Walk:
+def walk(agree_T: NDArray[np.bool_], lookahead: int, *, budget: int | None = None) -> Walk:
     """What the engine would count over one output at a fixed lookahead.
 
     agree_T[t] is True where the drafter, given the true prefix, proposes the output's token t. A
@@ -89,15 +87,13 @@ def walk(
 
     `budget` is the request's max_tokens, by default len(agree_T): right where the output ended by
     length. Where it ended by EOS earlier, pass max_tokens (or anything large if unknown), because
-    the engine then drafts, and tests, the ending token too. `start` skips positions that were not
-    produced by a step.
+    the engine then drafts, and tests, the ending token too.
     """
     total = len(agree_T)
     budget = total if budget is None else budget
     if budget < total or lookahead < 0:
         raise ValueError(f"budget {budget} below {total} tokens, or lookahead {lookahead} below 0")
-    steps = tested = accepted = 0
-    at = start
+    steps = tested = accepted = at = 0
     while at < total:
         drafts_G = agree_T[at : at + min(lookahead, budget - at - 1)]
         run = len(drafts_G) if drafts_G.all() else int(np.argmin(drafts_G))
@@ -105,7 +101,7 @@ def walk(
         accepted += run
         tested += min(run + 1, len(drafts_G))
         at = min(at + run + 1, total)
-    return Walk(steps=steps, tested=tested, accepted=accepted, tokens=max(total - start, 0))
+    return Walk(steps=steps, tested=tested, accepted=accepted, tokens=total)
 
 
 def speed_up(tokens_per_s: float, target_alone_tokens_per_s: float) -> float:

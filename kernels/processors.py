@@ -17,6 +17,8 @@ from draftkeep.kernels.sampling import Sampling
 _FIRST_HEAD = 256
 _BLOCKS = 1024
 _SORT_ALL = 4096
+_LEVELS_PER_NAT = 8
+_LEVELS = 512
 
 
 def process(
@@ -160,15 +162,19 @@ def _head(scores_N: NDArray[np.float64], k: int) -> NDArray[np.int64]:
 
 
 def _nucleus(scores_N: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
-    """Indices of the shortest ranked prefix that holds `top_p` of the mass, at least one."""
+    """Indices of the shortest ranked prefix that holds `top_p` of the mass, at least one.
+
+    The maximum of `scores_N` is 0.
+    """
     weights_N = np.exp(scores_N)
-    total = float(weights_N.sum())
+    wanted = top_p * float(weights_N.sum())
     ranked_M = _head(scores_N, _FIRST_HEAD)
     mass_M = np.cumsum(weights_N[ranked_M])
-    if mass_M[-1] < top_p * total and len(ranked_M) < len(scores_N):
-        # Entries below (1 - top_p) / N of the mass hold less than 1 - top_p together, so the
-        # prefix ends before them; 0.999 leaves room for rounding.
-        near_M = np.flatnonzero(weights_N >= 0.999 * (1.0 - top_p) * total / len(scores_N))
-        ranked_M = near_M[_head(scores_N[near_M], len(near_M))]
+    if mass_M[-1] < wanted and len(ranked_M) < len(scores_N):
+        # Only the levels of score that the prefix reaches are sorted, and one more for rounding.
+        level_N = np.minimum(-_LEVELS_PER_NAT * scores_N, _LEVELS).astype(np.int64)
+        mass_L = np.cumsum(np.bincount(level_N, weights_N))
+        near_M = np.flatnonzero(level_N <= np.searchsorted(mass_L, wanted) + 1)
+        ranked_M = near_M[np.argsort(-scores_N[near_M], kind="stable")]
         mass_M = np.cumsum(weights_N[ranked_M])
-    return ranked_M[: int(np.searchsorted(mass_M, top_p * total)) + 1]
+    return ranked_M[: int(np.searchsorted(mass_M, wanted)) + 1]

@@ -4,7 +4,8 @@
     lookups    a tenant's lookup key, under subject.kek
     subjects   a subject's key (or, kind 0, the key of a period's anonymous callers), subject.kek
     aliases    (alias, period) -> which subject row, the pointer itself under subject.kek
-    meta       schema version, erasures counted and scrubbed, the issuer's public key, one check value per KEK
+    meta       schema version, the issuer's public key, one check value per KEK, erasures counted
+               and, of them, those whose bytes have left the files
 
 Public columns are what an auditor may see; every secret is wrapped before it gets here.
 """

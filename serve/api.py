@@ -98,9 +98,7 @@ async def chat(body: ChatRequest, request: Request, node: NodeOf, tenant: Tenant
     """One chat answer."""
     _check(node, body)
     prompt_ids = chat_prompt(node.target, body)
-    cap = output_cap(
-        prompt_ids, body.token_cap, max_context=node.max_context, param="messages"
-    )
+    cap = output_cap(prompt_ids, body.token_cap, max_context=node.max_context, param="messages")
     return await _answer(node, tenant, request, body, prompt_ids, cap)
 
 
@@ -124,9 +122,7 @@ def _check(node: Node, body: ChatRequest | CompletionRequest) -> None:
 
 def _check_model(node: Node, name: str) -> None:
     if name != node.model_id:
-        raise http_errors.NotFoundError(
-            f"that model is not served here; expected {node.model_id}"
-        )
+        raise http_errors.NotFoundError(f"that model is not served here; expected {node.model_id}")
 
 
 def _model(node: Node) -> dict[str, Any]:

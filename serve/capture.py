@@ -1,4 +1,4 @@
-"""Capture: from a finished request to a trace at the emitter, beside serving and never in its way."""
+"""Capture: from a finished request to a trace at the emitter, never in the way of serving."""
 
 import contextlib
 import threading
@@ -17,7 +17,7 @@ from draftkeep.store.drops import add_drops
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureTag:
-    """What a captured request carries through the engine. Requests that are not captured have none."""
+    """What a captured request carries through the engine; one that is not captured has none."""
 
     provenance: Provenance
 
@@ -120,9 +120,7 @@ def to_trace(finished: Finished, *, context_tokens: int, chat_template_hash: byt
         finish=finished.finish,
         chat_template_hash=chat_template_hash,
         drafters=tuple(
-            DrafterRun(
-                drafter=use.digest, context_start=use.context_start, positions=use.positions
-            )
+            DrafterRun(drafter=use.digest, context_start=use.context_start, positions=use.positions)
             for use in finished.drafters
         ),
         branches=tuple(_branch(branch) for branch in finished.branches),

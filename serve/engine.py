@@ -139,6 +139,10 @@ class Engine:
             )
         )
 
+    def set_speculation(self, speculation: Speculation) -> None:
+        """Speculate otherwise from the next step on. No output depends on it."""
+        self._lookahead.speculation = speculation
+
     def stats(self) -> EngineStats:
         """Counters and state at this moment."""
         drafter = self._drafter

@@ -77,15 +77,22 @@ class ChannelFollower:
                 return
             if digest == self.current or digest in self._refused:
                 return
-            try:
-                self._engine.swap(None if digest is None else self._load(digest))
-            except (DraftkeepError, OSError) as error:
-                assert digest is not None
-                self._refused.add(digest)
-                _log.error("drafter %s refused: %s", digest.hex()[:12], error)
+            if digest is None:
+                self._engine.swap(None)
+                _log.info("drafting with nothing")
+            elif not self._take(digest):
                 return
             self.current = digest
-            _log.info("drafting with %s", "nothing" if digest is None else digest.hex()[:12])
+
+    def _take(self, digest: bytes) -> bool:
+        try:
+            self._engine.swap(self._load(digest))
+        except (DraftkeepError, OSError) as error:
+            self._refused.add(digest)
+            _log.error("drafter %s refused: %s", digest.hex()[:12], error)
+            return False
+        _log.info("drafting with %s", digest.hex()[:12])
+        return True
 
     def _load(self, digest: bytes) -> DraftModel:
         gate_public = self._gate_public()
@@ -98,9 +105,7 @@ class ChannelFollower:
             expect_vocab=self._target.vocab,
             share_embeddings=self._target.model.get_input_embeddings().weight,
         )
-        return DraftModel(
-            model=drafter.model, vocab_ids=drafter.vocab_ids, digest=drafter.digest
-        )
+        return DraftModel(model=drafter.model, vocab_ids=drafter.vocab_ids, digest=drafter.digest)
 
     def _run(self) -> None:
         while not self._stop.wait(self._every_s):

@@ -67,9 +67,7 @@ class Node:
         self._sealed_log: SqliteLog | None = None
         self._emitter: Emitter | None = None
         self.capture = self._build_capture()
-        self._drops = DropReporter(
-            self.capture, self.catalog, node=config.serve.node, clock=clock
-        )
+        self._drops = DropReporter(self.capture, self.catalog, node=config.serve.node, clock=clock)
         self.engine = Engine(
             target.model,
             slots=config.serve.slots,
@@ -253,7 +251,9 @@ def serve(config: Config) -> None:
     from draftkeep.serve.runserver import run
 
     logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+        stream=sys.stderr,
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
     run(Node.build(config), config)
 

@@ -109,9 +109,7 @@ class _Sampled(BaseModel):
         given: dict[str, Any] = {**(self.model_extra or {})}
         for name, neutral in _NEUTRAL.items():
             if name in given and given[name] not in neutral:
-                raise InputError(
-                    f"{name} is not supported here; leave it out", param=name
-                )
+                raise InputError(f"{name} is not supported here; leave it out", param=name)
         if self.stream_options is not None and not self.stream:
             raise InputError("stream_options needs stream to be true", param="stream_options")
 

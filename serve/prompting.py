@@ -15,9 +15,7 @@ SEED_BITS = 64
 def chat_prompt(target: TargetModel, body: ChatRequest) -> tuple[int, ...]:
     """The messages under the model's own chat template, ready for the assistant's turn."""
     if target.tokenizer.chat_template is None:
-        raise InputError(
-            "this model has no chat template; use /v1/completions", param="messages"
-        )
+        raise InputError("this model has no chat template; use /v1/completions", param="messages")
     messages = [
         {"role": "system" if m.role == "developer" else m.role, "content": m.text}
         for m in body.messages
@@ -39,9 +37,7 @@ def completion_prompt(target: TargetModel, body: CompletionRequest) -> tuple[int
     if isinstance(body.prompt, str):
         return _ids(target.tokenizer, body.prompt, special=True)
     if any(not 0 <= token < target.vocab for token in body.prompt):
-        raise InputError(
-            f"prompt holds a token id outside 0..{target.vocab - 1}", param="prompt"
-        )
+        raise InputError(f"prompt holds a token id outside 0..{target.vocab - 1}", param="prompt")
     return tuple(body.prompt)
 
 

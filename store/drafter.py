@@ -260,8 +260,11 @@ def _check_shapes(
             raise ModelError(f"{name} has shape {tuple(tensors[name].shape)}, expected {shape}")
     if (manifest.layers, manifest.vocab) != (int(config.num_hidden_layers), len(vocab_ids_D)):
         raise ModelError("the drafter's manifest states other layers or vocabulary than its files")
+    dtype = tensors[_EMBEDDING].dtype
     for name, tensor in tensors.items():
-        if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
+        if tensor.dtype != dtype or not tensor.is_floating_point():
+            raise ModelError(f"{name} is {tensor.dtype}, expected one floating type for all")
+        if not bool(torch.isfinite(tensor).all()):
             raise ModelError(f"{name} holds values that are not finite numbers; train it again")
 
 

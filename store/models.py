@@ -177,7 +177,8 @@ def main(names: list[str]) -> int:
     """Prepare each named target and print one line for it; the installation step."""
     for name in names or ["smollm2"]:
         try:
-            directory = prepare(name, cache_dir=default_cache_dir())
+            with _bars(False):
+                directory = prepare(name, cache_dir=default_cache_dir())
         except ModelError as error:
             print(f"draftkeep: {error}", file=sys.stderr)
             return 1

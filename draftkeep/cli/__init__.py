@@ -17,7 +17,9 @@ def main() -> None:
     try:
         app()
     except DraftkeepError as error:
-        Console(stderr=True, highlight=False, markup=False).print(f"draftkeep: {error}", style="red")
+        Console(stderr=True, highlight=False, markup=False).print(
+            f"draftkeep: {error}", style="red"
+        )
         sys.exit(EXIT_REFUSED)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)

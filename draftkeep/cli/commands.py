@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from draftkeep.cli.demo import demo
 from draftkeep.cli.doctor import doctor
@@ -75,17 +74,16 @@ def audit(
     report: Annotated[str | None, typer.Option(help="A named report instead of SQL.")] = None,
 ) -> None:
     """Ask in SQL what is stored, until when, and what was erased. Content stays sealed."""
-    from draftkeep.store.audit import REPORTS, AuditSession
+    from draftkeep.cli.auditing import ask, print_result
+    from draftkeep.store.audit_views import REPORTS
 
+    names = ", ".join(sorted(REPORTS))
     if (sql is None) == (report is None):
-        raise InputError(f"give either SQL or --report; reports: {', '.join(sorted(REPORTS))}")
+        raise InputError(f"give either one SELECT or --report; reports: {names}")
     if report is not None and report not in REPORTS:
-        raise InputError(f"no report of that name; reports: {', '.join(sorted(REPORTS))}")
-    query = REPORTS[report] if report is not None else sql
-    assert query is not None
-    settings = load_config(config)
-    with AuditSession.open(settings.state_dir) as session:
-        print_rows(session.query(query).to_pylist())
+        raise InputError(f"no report of that name; reports: {names}")
+    question = sql or REPORTS[report or ""]
+    print_result(ask(load_config(config), question), Console())
 
 
 @app.command()
@@ -95,27 +93,19 @@ def erase(
     tenant: TenantOption = None,
 ) -> None:
     """Erase a subject: tombstones and quarantine, then keys. Bytes go at the next compaction."""
-    import time
-    from dataclasses import asdict
-
-    from draftkeep.policies.keyring import Keyring
-    from draftkeep.store.catalog import Catalog
-    from draftkeep.store.erasure import erase_subject
+    from draftkeep.cli.erasing import erase_and_report
 
     settings = load_config(config)
-    name = only_tenant(settings, tenant)
-    catalog = Catalog.open(settings.state_dir / "catalog.db")
-    keyring = Keyring.open(settings.keys_path, retention=settings.retention, clock=time.time)
-    result = erase_subject(catalog, keyring, tenant=name, subject=subject, now_s=int(time.time()))
-    Console().print_json(data=asdict(result), default=_plain)
+    report = erase_and_report(settings, tenant=only_tenant(settings, tenant), subject=subject)
+    Console().print_json(data=report)
 
 
 @drafters_app.command("list")
 def drafters_list(config: ConfigOption = None) -> None:
     """List every drafter with its status, parent and measures."""
-    from draftkeep.cli.drafters import list_rows
+    from draftkeep.cli.drafters import list_table
 
-    print_rows(list_rows(load_config(config)))
+    Console().print(list_table(load_config(config)))
 
 
 @drafters_app.command("cold")
@@ -137,20 +127,3 @@ def only_tenant(config: Config, name: str | None) -> str:
         given = "no tenant given" if name is None else "that tenant is not configured"
         raise ConfigError(f"{given}; configured: {', '.join(names) or 'none'}; use --tenant")
     return name
-
-
-def print_rows(rows: list[dict[str, object]]) -> None:
-    """Print rows as a table; bytes as hexadecimal."""
-    if not rows:
-        Console().print("no rows")
-        return
-    table = Table(*rows[0].keys(), header_style="bold")
-    for row in rows:
-        table.add_row(*(str(_plain(value)) for value in row.values()))
-    Console().print(table)
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, bytes):
-        return value.hex()
-    return value if isinstance(value, int | float | str) or value is None else str(value)

@@ -9,7 +9,7 @@ from draftkeep.config import Config
 from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.store.anchors import ISSUER, read_anchor
 from draftkeep.store.catalog import Catalog
-from draftkeep.store.compactor import CompactReport, Compactor
+from draftkeep.store.compactor import Compactor, CompactReport
 from draftkeep.store.sweeper import Sweeper
 
 # Small enough to rewrite quickly after an erasure, large enough for good compression.

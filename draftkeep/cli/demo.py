@@ -65,7 +65,11 @@ def _run_stages(
 ) -> None:
     with ServerProcess(config_path, state_dir, console) as server:
         stages = Stages(
-            profile=profile, config_path=config_path, state_dir=state_dir, server=server, console=console
+            profile=profile,
+            config_path=config_path,
+            state_dir=state_dir,
+            server=server,
+            console=console,
         )
         for number, name in enumerate(STAGES, start=1):
             if progress.done(name):
@@ -107,5 +111,3 @@ def _remove(state_dir: Path) -> None:
             "choose another --state-dir"
         )
     shutil.rmtree(state_dir)
-
-

@@ -69,7 +69,9 @@ def prepare(state_dir: Path, profile: Profile) -> Setup:
     folder.mkdir(parents=True, exist_ok=True)
     config_path = state_dir / "config.toml"
     if not config_path.exists():
-        text = _config(state_dir, profile, _secret(folder / "api.key"), _secret(folder / "admin.key"))
+        text = _config(
+            state_dir, profile, _secret(folder / "api.key"), _secret(folder / "admin.key")
+        )
         temporary = config_path.with_suffix(".tmp")
         temporary.write_text(text)
         temporary.replace(config_path)

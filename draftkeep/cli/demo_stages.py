@@ -1,15 +1,16 @@
-"""The stages of the demo. Each returns plain JSON values, which later stages and the report read."""
+"""The stages of the demo. Each returns JSON values, which later stages and the report read."""
 
 import json
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from draftkeep.cli.auditing import ask, print_result
 from draftkeep.cli.child import run_child
 from draftkeep.cli.demo_erasure import count_openable
 from draftkeep.cli.demo_setup import TENANT, Profile
@@ -19,20 +20,26 @@ from draftkeep.cli.speed import measure_speed
 from draftkeep.cli.traffic import Round, send
 from draftkeep.cli.traffic_progress import traffic_bar
 from draftkeep.cli.workload import WorkItem, generate
+from draftkeep.config import load_config
 from draftkeep.errors import DraftkeepError
 
 SWAP_TIMEOUT_S = 60.0
 ROUND_ONE_SEED, ROUND_TWO_SEED, SPEED_SEED = 1, 2, 3
 AUDIT_QUERIES = {
-    "What is stored, and until when?": (
-        "SELECT domain, count(*) AS traces, sum(positions) AS positions, "
-        "sum(body_bytes) AS sealed_bytes, to_timestamp(max(expiry_s)) AS last_expiry "
-        "FROM traces GROUP BY domain ORDER BY domain"
-    ),
-    "What was erased, and which drafters did it touch?": (
-        "SELECT erasure_id, tenant, traces, keys_destroyed, drafters_quarantined FROM erasures"
-    ),
+    "What is stored, and until when?": """
+        SELECT domain, count(*) AS traces, sum(positions) AS positions,
+               sum(body_bytes) AS body_bytes, to_timestamp(max(deadline_s)) AS last_deadline
+        FROM traces WHERE NOT erased GROUP BY domain ORDER BY domain
+    """,
+    "Who was erased, and which drafters did that take out of service?": """
+        SELECT erasures.id[:8] AS erasure, erasures.traces, keys_destroyed,
+               (SELECT count(*) FROM drafters WHERE status = 'quarantined') AS quarantined,
+               (SELECT list(digest[:12]) FROM channels) AS serving
+        FROM erasures ORDER BY planned_s
+    """,
 }
+# The envelope adds nonce, tag, commitment and signature: 124 bytes a trace.
+SIZE_QUERY = "SELECT sum(body_bytes + 124), sum(positions) FROM traces"
 
 Outcome = dict[str, Any]
 Outcomes = dict[str, dict[str, Any]]
@@ -99,8 +106,6 @@ class Stages:
     def _capped(self, item: WorkItem) -> WorkItem:
         if item.max_tokens <= self.profile.max_tokens:
             return item
-        from dataclasses import replace
-
         return replace(item, max_tokens=self.profile.max_tokens)
 
     def _compaction(self, outcomes: Outcomes) -> Outcome:
@@ -155,21 +160,17 @@ class Stages:
         }
 
     def _audit(self, outcomes: Outcomes) -> Outcome:
-        from draftkeep.cli.commands import print_rows
-        from draftkeep.store.audit import AuditSession
-
+        config = load_config(self.config_path)
         answers: Outcome = {}
         for question, sql in AUDIT_QUERIES.items():
-            with AuditSession.open(self.state_dir) as session:
-                rows = session.query(sql).to_pylist()
+            result = ask(config, sql)
             self.console.print(f"\n[bold]{question}[/bold]")
-            print_rows(rows)
-            answers[question] = json.loads(json.dumps(rows, default=str))
-        with AuditSession.open(self.state_dir) as session:
-            sizes = session.query(
-                "SELECT sum(body_bytes + 124) AS bytes, sum(positions) AS positions FROM traces"
-            ).to_pylist()[0]
-        return {"answers": answers, "bytes_per_position": sizes["bytes"] / sizes["positions"]}
+            print_result(result, self.console)
+            answers[question] = [
+                dict(zip(result.columns, map(str, row), strict=True)) for row in result.rows
+            ]
+        sealed, positions = ask(config, SIZE_QUERY).rows[0]
+        return {"answers": answers, "bytes_per_position": sealed / positions}
 
     def _draftkeep(self, *arguments: str, capture: bool = False) -> str:
         return run_child([*arguments, "--config", str(self.config_path)], capture=capture)
@@ -183,7 +184,8 @@ class Stages:
                     return
                 time.sleep(0.2)
         raise DraftkeepError(
-            f"the serving node did not take drafter {digest[:12]}; see {self.state_dir / 'serve.log'}"
+            f"the serving node did not take drafter {digest[:12]}; "
+            f"see {self.state_dir / 'serve.log'}"
         )
 
     def _drain_capture(self) -> None:
@@ -202,5 +204,3 @@ def _summary(result: Round) -> Outcome:
         "tokens": dict(result.tokens),
         "tokens_per_s": round(tokens / max(result.seconds, 1e-9), 1),
     }
-
-

@@ -166,7 +166,9 @@ def _keys(config: Config) -> Finding:
         periods = len(keyring.periods())
     finally:
         keyring.close()
-    loose = [file.name for file in path.iterdir() if file.suffix in (".kek", ".key") and _loose(file)]
+    loose = [
+        file.name for file in path.iterdir() if file.suffix in (".kek", ".key") and _loose(file)
+    ]
     if loose:
         return Finding(
             check="keys",
@@ -196,7 +198,9 @@ def _log(config: Config) -> Finding:
         first, after = log.bounds()
     finally:
         log.close()
-    detail = f"{after - first} records wait, {size / 1e6:.1f} of {config.log.cap_bytes / 1e6:.0f} MB"
+    detail = (
+        f"{after - first} records wait, {size / 1e6:.1f} of {config.log.cap_bytes / 1e6:.0f} MB"
+    )
     if size > config.log.cap_bytes // 2:
         return Finding(
             check="log",
@@ -212,7 +216,9 @@ def _catalog(config: Config) -> Finding:
 
     path = config.state_dir / "catalog.db"
     if not path.exists():
-        return Finding(check="catalog", status="ok", detail="none yet; it is made at the first start")
+        return Finding(
+            check="catalog", status="ok", detail="none yet; it is made at the first start"
+        )
     Catalog.open(path).close()
     return Finding(check="catalog", status="ok", detail=str(path))
 

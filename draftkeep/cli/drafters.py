@@ -1,7 +1,8 @@
 """Drafters from the command line: what is registered, and the cold one to begin with."""
 
 import time
-from typing import Any
+
+from rich.table import Table
 
 from draftkeep.config import Config
 from draftkeep.policies.signing import SigningKey
@@ -10,25 +11,24 @@ from draftkeep.store.catalog import Catalog
 from draftkeep.store.registry import Registry
 
 
-def list_rows(config: Config) -> list[dict[str, Any]]:
+def list_table(config: Config) -> Table:
     """One row a drafter, newest first."""
+    table = Table("drafter", "scope", "status", "signed", "parent", "created", "measures")
     catalog = Catalog.open(config.state_dir / "catalog.db")
-    registry = Registry(catalog, config.state_dir / "drafters")
     try:
-        return [
-            {
-                "drafter": row.digest.hex()[:12],
-                "scope": row.scope,
-                "status": row.status,
-                "signed": row.signed,
-                "parent": row.parent.hex()[:12] if row.parent else "",
-                "created": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(row.created_s)),
-                "measures": ", ".join(f"{k} {v:.3f}" for k, v in sorted(row.measures.items())),
-            }
-            for row in registry.list()
-        ]
+        for row in Registry(catalog, config.state_dir / "drafters").list():
+            table.add_row(
+                row.digest.hex()[:12],
+                row.scope,
+                row.status,
+                "yes" if row.signed else "no",
+                row.parent.hex()[:12] if row.parent else "",
+                time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(row.created_s)),
+                ", ".join(f"{name} {value:.3f}" for name, value in sorted(row.measures.items())),
+            )
     finally:
         catalog.close()
+    return table
 
 
 def publish_cold(config: Config, *, tenant: str) -> bytes:

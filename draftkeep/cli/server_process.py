@@ -31,7 +31,7 @@ class ServerProcess:
         address = self._state_dir / "serve.json"
         address.unlink(missing_ok=True)
         with (self._state_dir / "serve.log").open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603 (our own module, fixed arguments)
+            process = self._process = subprocess.Popen(  # noqa: S603 (our own module, fixed arguments)
                 [sys.executable, "-m", "draftkeep", "serve", "--config", str(self._config_path)],
                 stdout=log,
                 stderr=log,
@@ -39,7 +39,7 @@ class ServerProcess:
             )
         try:
             with self._console.status("Starting the serving node"):
-                self.endpoint = self._wait(address)
+                self.endpoint = self._wait(process, address)
         except BaseException:
             self._stop()
             raise
@@ -54,11 +54,10 @@ class ServerProcess:
     ) -> None:
         self._stop()
 
-    def _wait(self, address: Path) -> Endpoint:
+    def _wait(self, process: subprocess.Popen[bytes], address: Path) -> Endpoint:
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
-            assert self._process is not None
-            if self._process.poll() is not None:
+            if process.poll() is not None:
                 break
             if address.exists():
                 url = json.loads(address.read_text())["url"]

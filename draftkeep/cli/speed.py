@@ -32,11 +32,12 @@ def measure_speed(
                     started = time.monotonic()
                     texts[mode], count = endpoint.complete(client, item, store=False)
                     spent_s[mode] += time.monotonic() - started
+                    if mode == "auto":
+                        state = endpoint.admin(client, "GET", "/admin/stats")["speculation"]
                 tokens += count
                 same += texts["off"] == texts["auto"]
         finally:
             endpoint.admin(client, "POST", "/admin/speculation", {"mode": "auto"})
-        state = endpoint.admin(client, "GET", "/admin/stats")["speculation"]
     return {
         "speedup": spent_s["off"] / spent_s["auto"],
         "plain_tokens_per_s": tokens / spent_s["off"],
@@ -46,4 +47,3 @@ def measure_speed(
         "conditions": "one SQL request at a time, prefill and HTTP included",
         "speculation": state,
     }
-

@@ -31,37 +31,32 @@ class Endpoint:
     model: str
 
     def client(self) -> httpx.Client:
-        """A client for this endpoint; the caller closes it. Proxies of the environment are not used."""
+        """A client for this endpoint, closed by the caller; no proxy of the environment is used."""
         return httpx.Client(base_url=self.url, timeout=REQUEST_TIMEOUT_S, trust_env=False)
 
     def admin(self, client: httpx.Client, method: str, path: str, body: Any = None) -> Any:
         """Call an admin route and return its JSON; raises DraftkeepError on anything but 200."""
-        response = client.request(
-            method, path, json=body, headers={"Authorization": f"Bearer {self.admin_key}"}
-        )
+        response = _reach(client, method, path, body, self.admin_key)
         if response.status_code != 200:
             raise DraftkeepError(f"{method} {path} answered {response.status_code}, expected 200")
         return response.json()
 
     def complete(self, client: httpx.Client, item: WorkItem, *, store: bool) -> tuple[str, int]:
         """Send one item; returns the answer and its number of tokens."""
-        response = client.post(
-            "/v1/chat/completions",
-            headers={"Authorization": f"Bearer {self.api_key}"},
-            json={
-                "model": self.model,
-                "messages": [
-                    {"role": "system", "content": item.system},
-                    {"role": "user", "content": item.prompt},
-                ],
-                "temperature": item.temperature,
-                "max_completion_tokens": item.max_tokens,
-                "seed": item.seed,
-                "safety_identifier": item.subject,
-                "metadata": {"domain": item.domain},
-                "store": store,
-            },
-        )
+        body = {
+            "model": self.model,
+            "messages": [
+                {"role": "system", "content": item.system},
+                {"role": "user", "content": item.prompt},
+            ],
+            "temperature": item.temperature,
+            "max_completion_tokens": item.max_tokens,
+            "seed": item.seed,
+            "safety_identifier": item.subject,
+            "metadata": {"domain": item.domain},
+            "store": store,
+        }
+        response = _reach(client, "POST", "/v1/chat/completions", body, self.api_key)
         if response.status_code != 200:
             raise DraftkeepError(f"the endpoint answered {response.status_code}, expected 200")
         answer = response.json()
@@ -115,6 +110,15 @@ def send(
         for future in [pool.submit(work) for _ in range(workers)]:
             future.result()
     return result
+
+
+def _reach(client: httpx.Client, method: str, path: str, body: Any, key: str) -> httpx.Response:
+    try:
+        return client.request(method, path, json=body, headers={"Authorization": f"Bearer {key}"})
+    except httpx.TransportError as error:
+        raise DraftkeepError(
+            f"{method} {path} got no answer ({type(error).__name__}); is the server still running?"
+        ) from None
 
 
 def _read_journal(journal: Path) -> tuple[set[int], Round]:

@@ -69,13 +69,15 @@ def _sql(rng: random.Random) -> str:
         f"List every {text} in {table} with {number} greater than {bound}.",
         f"What is the average {number} for each {text} in {table}?",
         f"How many rows of {table} have {number} below {bound}?",
-        f"Show the {text} and {other} of the {rng.choice((3, 5, 10))} {table} with the highest {number}.",
+        f"Show {text} and {other} of the {rng.choice((3, 5, 10))} {table} with most {number}.",
         f"Which {text} has the largest total {number}?",
         f"Count the {table} for each {text}, largest count first.",
         f"List the distinct values of {text} in {table} in alphabetical order.",
         f"Find the maximum and minimum {number} for each {other} in {table}.",
     )
-    columns = ", ".join([*(f"{name} TEXT" for name in texts), *(f"{name} INTEGER" for name in numbers)])
+    columns = ", ".join(
+        [*(f"{name} TEXT" for name in texts), *(f"{name} INTEGER" for name in numbers)]
+    )
     return f"CREATE TABLE {table} ({columns});\n{rng.choice(shapes)}"
 
 
@@ -88,7 +90,8 @@ def _arithmetic(rng: random.Random) -> str:
         f"{who} buys {boxes} {box} with {few} {noun} each. How many {noun} is that?",
         f"{who} has {many} {noun}. {friend} has {few} more. How many do they have together?",
         f"{who} shares {boxes * few} {noun} equally among {boxes} friends. How many does each get?",
-        f"A ticket costs {few} dollars. How much do {boxes} tickets cost, and what is left of {many + 100} dollars?",
+        f"A ticket costs {few} dollars. What do {boxes} tickets cost, and what is left of "
+        f"{many + 100} dollars?",
     )
     return rng.choice(shapes)
 
@@ -147,9 +150,7 @@ def generate(*, requests: int, seed: int) -> list[WorkItem]:
     from as many people as it could.
     """
     rng = random.Random(seed)  # noqa: S311 (a workload, not a secret)
-    order = [
-        domain for domain in DOMAINS for _ in range(max(1, round(requests * domain.share)))
-    ]
+    order = [domain for domain in DOMAINS for _ in range(max(1, round(requests * domain.share)))]
     rng.shuffle(order)
     turns: Counter[str] = Counter()
     items = []

@@ -1,31 +1,52 @@
-"""Toys for the distillation tests: a random decoder of 24 tokens and traces it served.
+"""Toys for the distillation tests: a random decoder of 24 tokens, traces it served, and a whole
+deployment on disk that stores them.
 
 The traces are made by a plain loop over the target, one token at a time: no drafter, no cache.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, models
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from draftkeep.config import Config, DistillConfig, ModelConfig, RetentionConfig, TenantConfig
 from draftkeep.distill.selection import Opened
+from draftkeep.ingest.codec import encode_body
+from draftkeep.ingest.envelope import Opener, Sealer
 from draftkeep.ingest.header import Header
-from draftkeep.ingest.trace import Finish, How, TopK, Trace
+from draftkeep.ingest.record import SealedTrace, encode_record
+from draftkeep.ingest.sqlite_log import SqliteLog
+from draftkeep.ingest.tables import RemapTable
+from draftkeep.ingest.trace import Finish, How, Provenance, TopK, Trace
 from draftkeep.kernels.coupled import choose, is_end
 from draftkeep.kernels.noise import gumbel
 from draftkeep.kernels.processors import process
 from draftkeep.kernels.sampling import Sampling
+from draftkeep.policies.keyring import Keyring
+from draftkeep.policies.signing import SigningKey
+from draftkeep.store.catalog import Catalog
+from draftkeep.store.compactor import Compactor
 from draftkeep.store.drafter import Drafter
 from draftkeep.store.drafter_network import build_network, copy_first_layers, drafter_config
 from draftkeep.store.manifest import Manifest
+from draftkeep.store.models import TargetModel, load_target
+from draftkeep.store.nodes import enrol_node, node_public
+from draftkeep.store.periods import publish_period
+from draftkeep.store.registry import Registry
 
 VOCAB = 24
 EOS = 2
 K = 6
+PERIOD_S, TTL_S = 3600, 7 * 86400
+START_S = 1_800_000_000 // PERIOD_S * PERIOD_S
+GREEDY = Sampling(temperature=0.0, eos_ids=(EOS,))
 
 
 def toy_target(seed: int = 0, *, layers: int = 2) -> LlamaForCausalLM:
@@ -58,9 +79,7 @@ def toy_drafter(target: LlamaForCausalLM, *, layers: int, vocab_ids: Tensor) -> 
         head_DC=target.lm_head.weight.detach()[vocab_ids].clone(),
     )
     copy_first_layers(target, model)
-    manifest = Manifest(
-        target="00" * 32, tokenizer="00" * 32, layers=layers, vocab=len(vocab_ids)
-    )
+    manifest = Manifest(target="00" * 32, tokenizer="00" * 32, layers=layers, vocab=len(vocab_ids))
     return Drafter(
         model=model,
         vocab_ids=vocab_ids,
@@ -87,9 +106,7 @@ def serve(
     finish = Finish.LENGTH
     while len(output) < max_tokens:
         logits_V = target(torch.tensor([[*prompt, *output]])).logits[0, -1].float()
-        scores_V = process(
-            logits_V.numpy(), sampling, prompt_ids=prompt, output_ids=output
-        )
+        scores_V = process(logits_V.numpy(), sampling, prompt_ids=prompt, output_ids=output)
         noise_V = None if sampling.greedy else gumbel(seed, choice, len(output), VOCAB)
         output.append(choose(scores_V, noise_V))
         rows.append(logits_V)
@@ -175,10 +192,6 @@ def opened(trace: Trace, number: int, *, domain: str | None = "sql", origin: int
     return Opened(header=header, trace=trace)
 
 
-GREEDY = Sampling(temperature=0.0, eos_ids=(EOS,))
-Traces = Callable[..., list[Opened]]
-
-
 @pytest.fixture(scope="session")
 def target() -> LlamaForCausalLM:
     """One toy target, never changed."""
@@ -196,3 +209,156 @@ def corpus(target: LlamaForCausalLM) -> list[Opened]:
         trace = serve(target, prompt, sampling=sampling, max_tokens=8, seed=number)
         found.append(opened(trace, number))
     return found
+
+
+@dataclass
+class HandClock:
+    """Time that moves only when told to."""
+
+    now_s: float = START_S + 60.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class Deployment:
+    """A state directory with everything a job needs, filled with real sealed traces."""
+
+    config: Config
+    clock: HandClock
+    target: TargetModel
+    keyring: Keyring
+    sealer: Sealer
+    log: SqliteLog
+    catalog: Catalog
+    served: dict[bytes, str] = field(default_factory=dict)
+
+    @property
+    def registry(self) -> Registry:
+        return Registry(self.catalog, self.config.state_dir / "drafters")
+
+    @property
+    def shards_dir(self) -> Path:
+        return self.config.state_dir / "shards"
+
+    def opener(self) -> Opener:
+        return Opener(
+            self.keyring.job_keys(),
+            lambda name: node_public(self.catalog, name),
+            clock=self.clock,
+        )
+
+    def seal(self, trace: Trace, subject: str, number: int, **changes: Any) -> SealedTrace:
+        """Seal a trace of `subject`, its held-out bit set as the emitter sets it."""
+        values: dict[str, Any] = {
+            "tenant": "acme",
+            "subject": subject,
+            "response_id": number.to_bytes(16, "big"),
+            "domain": "sql",
+            "consent": 0,
+            "policy_version": 1,
+            "created_s": int(self.clock()),
+            "target": self.target.target_fingerprint,
+            "tokenizer": self.target.tokenizer_fingerprint,
+        }
+        body = changes.pop("body", None)
+        provenance = Provenance(**(values | changes))
+        record = self.keyring.ensure_period(provenance.tenant, provenance.created_s)
+        publish_period(self.catalog, record)
+        held_out = self.sealer.held_out(provenance)
+        body = body or encode_body(replace(trace, held_out=held_out), RemapTable.identity())
+        sealed = self.sealer.seal(
+            body, provenance, prompt_tokens=len(trace.prompt_ids_P), positions=trace.positions
+        )
+        self.served[sealed.parsed.trace_id] = subject
+        return sealed
+
+    def store(self, *sealed: SealedTrace) -> None:
+        """Log and compact, as the running parts do."""
+        self.log.append([encode_record(item) for item in sealed])
+        report = Compactor(
+            self.log,
+            self.catalog,
+            self.shards_dir,
+            clock=self.clock,
+            issuer_public=self.keyring.issuer_public,
+        ).run_once()
+        assert report.stored == len(sealed)
+
+    def fill(self, traces: list[Trace], *, subjects: int) -> None:
+        """Store all of `traces`, spread over so many named subjects."""
+        self.store(
+            *(
+                self.seal(trace, f"user-{number % subjects:03d}", number)
+                for number, trace in enumerate(traces)
+            )
+        )
+
+
+def save_target(target: LlamaForCausalLM, directory: Path) -> Path:
+    """The toy target as a model directory with a tokenizer of one word a token."""
+    words = {f"t{number}": number for number in range(VOCAB)}
+    tokenizer: Any = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words)), eos_token=f"t{EOS}"
+    )
+    target.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def traffic(target: LlamaForCausalLM) -> list[Trace]:
+    """160 traces of a few alternating prompts, so that there is something to learn."""
+    rng = np.random.default_rng(11)
+    return [
+        serve(
+            target,
+            [*rng.integers(3, 7, size=3).tolist(), 3 + number % 5],
+            sampling=GREEDY if number % 4 else Sampling(temperature=0.5, eos_ids=(EOS,)),
+            max_tokens=10,
+            seed=number,
+        )
+        for number in range(160)
+    ]
+
+
+@pytest.fixture(scope="session")
+def target_dir(target: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy target on disk."""
+    return save_target(target, tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture
+def deployment(
+    target_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Deployment]:
+    """An empty deployment of one tenant, acme."""
+    monkeypatch.setenv("DRAFTKEEP_CACHE", str(tmp_path / "cache"))
+    clock = HandClock()
+    config = Config(
+        state_dir=tmp_path,
+        model=ModelConfig(target=str(target_dir)),
+        retention=RetentionConfig(period_s=PERIOD_S, ttl_s=TTL_S),
+        distill=DistillConfig(
+            layers=1, vocab=20, seconds=150, batch_traces=8, learning_rate=5e-3, min_traces=16
+        ),
+        tenants=(TenantConfig(name="acme", api_key_sha256="0" * 64),),
+    )
+    keyring = Keyring.open(config.keys_path, retention=config.retention, clock=clock)
+    signing = SigningKey.load_or_create(config.keys_path / "node-n1.key")
+    catalog = Catalog.open(tmp_path / "catalog.db")
+    enrol_node(catalog, "n1", signing.public, ("acme", "birch"), clock())
+    log = SqliteLog(tmp_path / "log", cap_bytes=1 << 30, bucket_s=600, clock=clock)
+    yield Deployment(
+        config=config,
+        clock=clock,
+        target=load_target(str(target_dir)),
+        keyring=keyring,
+        sealer=Sealer(keyring.node_keys(), "n1", signing, clock=clock),
+        log=log,
+        catalog=catalog,
+    )
+    log.close()
+    catalog.close()
+    keyring.close()

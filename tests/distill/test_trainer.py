@@ -116,9 +116,7 @@ def test_a_checkpoint_of_another_run_is_deleted_and_not_used(
     target: LlamaForCausalLM, corpus: list[Opened], tmp_path: Path
 ) -> None:
     _train(target, corpus, tmp_path, run="old", stop=_after(6))
-    Trainer(
-        _drafter(target), list(corpus), _recipe(), run="new", held_out=[], directory=tmp_path
-    )
+    Trainer(_drafter(target), list(corpus), _recipe(), run="new", held_out=[], directory=tmp_path)
     assert not (tmp_path / CHECKPOINT_FILE).exists()
     fresh, _ = _train(target, corpus, tmp_path, run="new")
     assert _same(fresh, _train(target, corpus)[0])
@@ -163,7 +161,7 @@ def test_a_failing_update_keeps_the_checkpoint_before_it(
             with torch.no_grad():
                 drafter.model.lm_head.weight.fill_(torch.nan)
 
-    with pytest.raises(ModelError, match="not finite|finite number"):
+    with pytest.raises(ModelError, match="finite number"):
         trainer.run(progress=poison, stop=_after(5))
     found = load_checkpoint(tmp_path)
     assert found is not None
@@ -246,7 +244,7 @@ def test_training_lowers_the_loss_and_raises_agreement(
     result = trainer.run(progress=reports.append)
     agreements = [r.agreement for r in reports if r.agreement is not None]
     assert result.loss < 0.3 * reports[0].loss
-    assert agreements[-1] > agreements[0] + 0.3
+    assert agreements[-1] > agreements[0] + 0.15
     assert [r.fraction for r in reports][-1] == 1.0
 
 

@@ -1,6 +1,6 @@
 """The size and the accuracy a body promises, on real distributions of SmolLM2-135M-Instruct.
 
-body_topk.npz: eight completions of 128 tokens sampled at temperatures 0.7 to 1.0, the hard case,
+body-topk.npz: eight completions of 128 tokens sampled at temperatures 0.7 to 1.0, the hard case,
 with the 32 best log-probabilities and the logarithm of the mass outside them at each position.
 
 Suffixes: N traces, T positions, K list entries.
@@ -17,7 +17,7 @@ from draftkeep.ingest.tables import RemapTable, only_identity
 from draftkeep.ingest.trace import DrafterRun, Finish, How, TopK, Trace
 from draftkeep.kernels.sampling import Sampling
 
-FIXTURE = Path(__file__).parents[1] / "golden" / "body_topk.npz"
+FIXTURE = Path(__file__).parents[1] / "golden" / "body-topk.npz"
 ENVELOPE_BYTES = 124  # nonce 12, tag 16, commitment 32, signature 64
 MAX_BYTES_PER_POSITION = 75.0
 MAX_MEAN_KL = 1e-4

@@ -16,12 +16,12 @@ from draftkeep.ingest.tables import RemapTable, only_identity
 from draftkeep.ingest.trace import Branch, DrafterRun, Finish, How, TopK, Trace, ValueKind
 from draftkeep.kernels.sampling import Sampling
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "body_v1.bin"
+GOLDEN = Path(__file__).parents[1] / "golden" / "body-v1.bin"
 F32, I32 = np.float32, np.int32
 
 
 def golden_trace() -> Trace:
-    """The trace that body_v1.bin holds: every field set, values on the grid."""
+    """The trace that body-v1.bin holds: every field set, values on the grid."""
     return Trace(
         prompt_ids_P=np.array([1, 70_000, 40], I32),
         output_ids_T=np.array([7, 300, 12, 2], I32),
@@ -107,6 +107,13 @@ def test_the_golden_body_reads_as_it_was_written() -> None:
 def test_the_payload_of_the_golden_body_is_still_what_is_written() -> None:
     body = encode_body(golden_trace(), RemapTable.identity())
     assert unpack(body) == unpack(GOLDEN.read_bytes())
+
+
+def test_the_page_on_formats_takes_apart_this_very_payload() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
+    example = page.split("### A body taken apart")[1].split("```")[1]
+    digits = "".join(line.split(";")[0] for line in example.splitlines())
+    assert bytes.fromhex(digits) == unpack(GOLDEN.read_bytes())
 
 
 @pytest.mark.parametrize(

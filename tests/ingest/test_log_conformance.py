@@ -194,6 +194,28 @@ class TestLog:
         for first, batch in done:
             assert stored[first : first + len(batch)] == batch
 
+    def test_a_reader_meets_no_gap_beside_a_writer(self, harness: Harness, log: Log) -> None:
+        """All that was read is freed at once, so every append is the first record for a moment."""
+
+        def append() -> None:
+            for i in range(200):
+                harness.elapse(1.0)
+                log.append([str(i).encode()])
+
+        reader = harness.open_reader()
+        position = 0
+        with ThreadPoolExecutor(1) as pool:
+            appending = pool.submit(append)
+            while position < 200:
+                first, following = reader.bounds()
+                assert first == position <= following
+                for record in reader.read(position, *EVERYTHING):
+                    assert record.data == str(position).encode()
+                    position += 1
+                reader.free(position)
+                if appending.done():
+                    appending.result()
+
     def test_size_grows_and_shrinks_with_what_is_held(self, harness: Harness, log: Log) -> None:
         empty = log.size_bytes()
         log.append([b"x" * 100_000] * 20)

@@ -59,11 +59,6 @@ def test_lookahead_0_is_plain_decoding() -> None:
     assert walk(_bits("111"), 0) == Walk(steps=3, tested=0, accepted=0, tokens=3)
 
 
-def test_start_skips_positions() -> None:
-    assert walk(_bits("0111"), 3, start=1) == walk(_bits("111"), 3)
-    assert walk(_bits("1"), 3, start=1) == Walk()
-
-
 def test_no_positions() -> None:
     done = walk(_bits(""), 4)
     assert done == Walk()

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from draftkeep.policies.student_t import mean_interval, quantile
 
-
 PROBABILITIES = (0.6, 0.95, 0.975, 0.999)
 # Degrees of freedom -> quantiles, from tables.
 TABLE = {

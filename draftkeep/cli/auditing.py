@@ -1,0 +1,35 @@
+"""Audit questions from the command line, and rows printed as a table."""
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from draftkeep.config import Config
+from draftkeep.store.audit import AuditResult, AuditSession
+from draftkeep.store.catalog import Catalog
+
+
+def ask(config: Config, sql: str) -> AuditResult:
+    """Run one SELECT over the audit views of a configuration's state directory."""
+    catalog = Catalog.open(config.state_dir / "catalog.db")
+    try:
+        with AuditSession(catalog, config.state_dir / "shards", now_s=time.time()) as session:
+            return session.query(sql)
+    finally:
+        catalog.close()
+
+
+def print_result(result: AuditResult, console: Console) -> None:
+    """Print a table, and say so where rows were cut off."""
+    table = Table(*result.columns, header_style="bold")
+    for row in result.rows:
+        table.add_row(*(_shown(value) for value in row))
+    console.print(table)
+    if result.truncated:
+        console.print(f"only the first {len(result.rows)} rows; narrow the question for the rest")
+
+
+def _shown(value: Any) -> str:
+    return value.hex() if isinstance(value, bytes) else "" if value is None else str(value)

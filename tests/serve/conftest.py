@@ -1,0 +1,189 @@
+"""Tiny seeded models and an engine around them, shared by the engine's tests."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from draftkeep.errors import DraftkeepError
+from draftkeep.kernels.noise import gumbel
+from draftkeep.kernels.processors import log_softmax64, process
+from draftkeep.kernels.sampling import Sampling
+from draftkeep.serve.drafting import DraftModel
+from draftkeep.serve.engine import Engine
+from draftkeep.serve.lookahead import Speculation
+from draftkeep.serve.request import Finish, Finished, Request
+
+NEAR_TIE = 1e-3
+
+
+@dataclass
+class Reply:
+    """What a caller saw of one request."""
+
+    request: Request
+    tokens: list[int] = field(default_factory=list)
+    calls: list[int] = field(default_factory=list)
+    finish: Finish | None = None
+    error: DraftkeepError | None = None
+
+
+class Lab:
+    """Builds models and engines, runs requests, and judges whether two outputs are the same."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        self._targets: dict[tuple[int, int], LlamaForCausalLM] = {}
+        self.near_ties: list[float] = []
+
+    def target(self, vocab: int = 48, seed: int = 0) -> LlamaForCausalLM:
+        """A plain model that nobody packs; engines get copies."""
+        if (vocab, seed) not in self._targets:
+            torch.manual_seed(seed)
+            config = LlamaConfig(
+                vocab_size=vocab,
+                hidden_size=32,
+                intermediate_size=48,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                max_position_embeddings=256,
+                initializer_range=0.25,
+                bos_token_id=None,
+                eos_token_id=None,
+                pad_token_id=None,
+                attn_implementation="sdpa",
+            )
+            self._targets[vocab, seed] = LlamaForCausalLM(config).eval()
+        return self._targets[vocab, seed]
+
+    def drafter(self, kind: str, vocab: int = 48, seed: int = 0) -> DraftModel | None:
+        """`copy`, `random`, `constant`, `trimmed` (every second id), `noisy` (close) or `none`."""
+        if kind == "none":
+            return None
+        model = copy.deepcopy(self.target(vocab, seed + (1000 if kind == "random" else 0)))
+        ids = torch.arange(vocab)
+        with torch.no_grad():
+            if kind == "constant":
+                model.model.norm.weight.zero_()
+            elif kind == "noisy":
+                generator = torch.Generator().manual_seed(5)
+                for weight in model.parameters():
+                    weight += 0.02 * torch.randn(weight.shape, generator=generator)
+            elif kind == "trimmed":
+                ids = ids[::2]
+                head = torch.nn.Linear(model.config.hidden_size, len(ids), bias=False)
+                head.weight.copy_(model.lm_head.weight[ids])
+                model.lm_head = head
+        return DraftModel(model=model, vocab_ids=ids, digest=kind.encode().ljust(32, b"."))
+
+    def engine(
+        self,
+        *,
+        drafter: str | DraftModel | None = "none",
+        lookahead: int = 4,
+        slots: int = 8,
+        vocab: int = 48,
+        seed: int = 0,
+        on_finish: Callable[[Finished], None] = lambda _: None,
+        mode: str = "fixed",
+        **options: object,
+    ) -> Engine:
+        """An engine over a copy of the tiny target, plain weights unless asked otherwise."""
+        settings: dict[str, object] = {"max_context": 128, "capture_k": 0, "packing": "never"}
+        engine = Engine(
+            copy.deepcopy(self.target(vocab, seed)),
+            slots=slots,
+            speculation=Speculation(mode=mode, lookahead=lookahead),  # type: ignore[arg-type]
+            on_finish=on_finish,
+            **(settings | options),  # type: ignore[arg-type]
+        )
+        loaded = self.drafter(drafter, vocab, seed) if isinstance(drafter, str) else drafter
+        if loaded is not None:
+            engine.swap(loaded)
+        return engine
+
+    def request(
+        self,
+        name: str,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int = 16,
+        sampling: Sampling | None = None,
+        seed: int = 0,
+        **options: object,
+    ) -> Reply:
+        """A request whose callbacks fill the reply it comes with."""
+        reply: Reply
+
+        def on_tokens(tokens: list[int], finish: Finish | None) -> None:
+            assert reply.finish is None
+            reply.tokens += tokens
+            reply.calls.append(len(tokens))
+            reply.finish = finish
+
+        def on_error(error: DraftkeepError) -> None:
+            reply.error = error
+
+        reply = Reply(
+            Request(
+                request_id=name,
+                prompt_ids=tuple(prompt),
+                sampling=sampling or Sampling(temperature=0.0),
+                seed=seed,
+                max_tokens=max_tokens,
+                on_tokens=on_tokens,
+                on_error=on_error,
+                **options,  # type: ignore[arg-type]
+            )
+        )
+        return reply
+
+    def run(self, engine: Engine, replies: Sequence[Reply]) -> list[list[int]]:
+        """Submit all, step to the end, return the outputs."""
+        for reply in replies:
+            engine.submit(reply.request)
+        while engine.step():
+            pass
+        assert all(reply.error is None for reply in replies)
+        return [reply.tokens for reply in replies]
+
+    def prompts(self, lengths: Sequence[int], vocab: int = 48, seed: int = 3) -> list[list[int]]:
+        """Seeded random prompts of those lengths."""
+        rng = np.random.default_rng(seed)
+        return [rng.integers(0, vocab, length).tolist() for length in lengths]
+
+    def logits(self, tokens: Sequence[int], vocab: int = 48, seed: int = 0) -> np.ndarray:
+        """Teacher-forced logits of the plain model after every token."""
+        with torch.inference_mode():
+            ids = torch.tensor([list(tokens)])
+            out: np.ndarray = self.target(vocab, seed)(input_ids=ids, use_cache=False).logits[0]
+            return out.numpy()  # type: ignore[attr-defined,no-any-return]
+
+    def assert_same(self, reply: Reply, expected: Sequence[int], *, vocab: int = 48) -> None:
+        """Equal outputs, or a first difference where the two best scores nearly tie."""
+        got = reply.tokens
+        if got == list(expected):
+            return
+        at = next(i for i, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b)
+        request = reply.request
+        sampling, prompt = request.sampling, list(request.prompt_ids)
+        row = self.logits(prompt + got[:at], vocab)[-1]
+        scores = process(row, sampling, prompt_ids=prompt, output_ids=got[:at])
+        if not sampling.greedy:
+            noise = gumbel(request.seed, request.choice, at, vocab)
+            scores = log_softmax64(scores) + noise
+        best = np.sort(scores)[-2:]
+        gap = float(best[1] - best[0])
+        self.near_ties.append(gap)
+        print(f"near-tie at output {at}: gap {gap:.2e}")
+        assert gap < NEAR_TIE, f"outputs differ at {at} with a gap of {gap}"
+
+
+@pytest.fixture(scope="session")
+def lab() -> Lab:
+    return Lab()

@@ -1,0 +1,85 @@
+"""Greedy output is the target's own, whatever drafts it and whoever runs beside it."""
+
+import pytest
+import torch
+
+LENGTHS = (1, 3, 40, 2, 17, 5, 29, 8)
+
+
+def _generated(lab, prompt, tokens):
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        out = lab.target().generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=tokens,
+            pad_token_id=0,
+        )
+    return out[0, len(prompt) :].tolist()
+
+
+@pytest.fixture(scope="module")
+def expected(lab):
+    return [_generated(lab, prompt, 12) for prompt in lab.prompts(LENGTHS)]
+
+
+@pytest.mark.parametrize("kind", ["none", "copy", "random", "constant", "noisy", "trimmed"])
+@pytest.mark.parametrize("lookahead", [1, 4, 8])
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_equals_transformers_generate(lab, expected, kind, lookahead, batch):
+    engine = lab.engine(drafter=kind, lookahead=lookahead, slots=batch)
+    prompts = lab.prompts(LENGTHS)[: 2 * batch + 1]
+    replies = [lab.request(str(i), p, max_tokens=12) for i, p in enumerate(prompts)]
+    lab.run(engine, replies)
+    for reply, tokens in zip(replies, expected, strict=False):
+        lab.assert_same(reply, tokens)
+    stats = engine.stats()
+    assert stats.output_tokens == 12 * len(replies)
+    if kind == "copy":
+        assert stats.tested == stats.accepted > 0
+    if kind == "none":
+        assert stats.tested == 0
+        assert all(set(reply.calls) == {1} for reply in replies)
+
+
+def test_packed_weights_give_the_same_tokens(lab, expected):
+    engine = lab.engine(drafter="noisy", packing="always")
+    assert engine._target.packed > 0
+    replies = [lab.request(str(i), p, max_tokens=12) for i, p in enumerate(lab.prompts(LENGTHS))]
+    lab.run(engine, replies)
+    for reply, tokens in zip(replies, expected, strict=True):
+        lab.assert_same(reply, tokens)
+
+
+def test_long_prompts_are_read_in_pieces(lab):
+    prompt = lab.prompts([300 - 60])[0]
+    engine = lab.engine(drafter="copy", max_context=256)
+    reply = lab.request("a", prompt, max_tokens=8)
+    short = lab.request("b", prompt[:4], max_tokens=8)
+    lab.run(engine, [reply, short])
+    lab.assert_same(reply, _generated(lab, prompt, 8))
+    lab.assert_same(short, _generated(lab, prompt[:4], 8))
+
+
+def test_a_slot_serves_one_request_after_another(lab, expected):
+    """Long then short in one slot: nothing of the longer request may shine through."""
+    engine = lab.engine(drafter="copy", slots=1)
+    order = [2, 0, 6, 1, 4, 3]
+    prompts = lab.prompts(LENGTHS)
+    replies = [lab.request(str(i), prompts[i], max_tokens=12) for i in order]
+    lab.run(engine, replies)
+    for reply, index in zip(replies, order, strict=True):
+        lab.assert_same(reply, expected[index])
+
+
+def test_a_drafter_with_a_short_context_stops_drafting_there(lab, expected):
+    drafter = lab.drafter("copy")
+    drafter.model.config.max_position_embeddings = 30
+    engine = lab.engine(drafter=drafter)
+    replies = [lab.request(str(i), p, max_tokens=12) for i, p in enumerate(lab.prompts(LENGTHS))]
+    lab.run(engine, replies)
+    for reply, tokens in zip(replies, expected, strict=True):
+        lab.assert_same(reply, tokens)
+    assert set(replies[2].calls) == {1}
+    assert max(replies[1].calls) > 1
