@@ -110,7 +110,8 @@ def _without_prompt(trace: Trace) -> Trace:
 def _categories(topk: TopK) -> NDArray[np.float64]:
     logs_TC = np.concatenate([topk.logprobs_TK, topk.tail_T[:, None]], axis=1).astype(np.float64)
     masses_TC: NDArray[np.float64] = np.exp(logs_TC)
-    return masses_TC / masses_TC.sum(axis=1, keepdims=True)
+    masses_TC /= masses_TC.sum(axis=1, keepdims=True)
+    return masses_TC
 
 
 def _header(trace: Trace) -> Header:

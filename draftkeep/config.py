@@ -93,7 +93,7 @@ class DistillConfig(_Section):
     vocab: int = Field(default=8192, ge=16)
     seconds: float = Field(default=200.0, gt=0)
     batch_traces: int = Field(default=16, ge=1)
-    learning_rate: float = Field(default=1e-3, gt=0)
+    learning_rate: float = Field(default=2e-3, gt=0)
     min_traces: int = Field(default=64, ge=1)
     checkpoint_s: float = Field(default=30.0, gt=0)
     seed: int = 0

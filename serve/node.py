@@ -63,6 +63,7 @@ class Node:
         self.catalog = Catalog.open(config.state_dir / "catalog.db")
         self.registry = Registry(self.catalog, config.state_dir / "drafters")
         self._keyring: Keyring | None = None
+        self._sealer: PublishingSealer | None = None
         self._next_expiry_s = 0.0
         self._sealed_log: SqliteLog | None = None
         self._emitter: Emitter | None = None
@@ -182,8 +183,10 @@ class Node:
         return result
 
     def _keep_house(self) -> None:
-        """Report drops; destroy what is past its deadline. Retried at the next call if it fails."""
+        """Report drops; forget what is past its period, destroy what is past its deadline."""
         self._drops.report()
+        if self._sealer is not None:
+            self._sealer.sweep()
         if self._keyring is None or self._clock() < self._next_expiry_s:
             return
         self._next_expiry_s = self._clock() + EXPIRY_EVERY_S
@@ -231,11 +234,12 @@ class Node:
             bucket_s=config.log.bucket_s,
             clock=self._clock,
         )
+        self._sealer = PublishingSealer(
+            self._keyring.node_keys(), name, signing, catalog=self.catalog, clock=self._clock
+        )
         table = RemapTable.identity()
         return Emitter(
-            PublishingSealer(
-                self._keyring.node_keys(), name, signing, catalog=self.catalog, clock=self._clock
-            ),
+            self._sealer,
             self._sealed_log,
             encode=lambda trace: encode_body(trace, table),
             queue_traces=config.capture.queue_traces,

@@ -66,7 +66,7 @@ class Compactor:
     """Moves records from one log into shards.
 
     `issuer_public` verifies period records. `period_s` is the longest period in use, where known.
-    `new_token` draws the unique part of a shard's name. Not for several threads at once; several
+    `new_serial` draws the unique part of a shard's name. Not for several threads at once; several
     processes may each have one.
     """
 
@@ -78,7 +78,7 @@ class Compactor:
         *,
         clock: Callable[[], float],
         issuer_public: bytes,
-        new_token: Callable[[], str] = rewriter.random_token,
+        new_serial: Callable[[], str] = rewriter.random_serial,
         period_s: int | None = None,
         limit_records: int = LIMIT_RECORDS,
         limit_bytes: int = LIMIT_BYTES,
@@ -88,7 +88,7 @@ class Compactor:
         self._shards_dir = shards_dir
         self._clock = clock
         self._issuer_public = issuer_public
-        self._new_token = new_token
+        self._new_serial = new_serial
         self._period_s = period_s
         self._limit_records = limit_records
         self._limit_bytes = limit_bytes
@@ -123,7 +123,7 @@ class Compactor:
     def rewrite_erased(self) -> rewriter.RewriteReport:
         """Remove the bytes of erased traces, and of those past a shortened deadline."""
         return rewriter.rewrite_erased(
-            self._catalog, self._shards_dir, now_s=self._clock(), new_token=self._new_token
+            self._catalog, self._shards_dir, now_s=self._clock(), new_serial=self._new_serial
         )
 
     def merge(self, target_bytes: int) -> rewriter.RewriteReport:
@@ -133,7 +133,7 @@ class Compactor:
             self._shards_dir,
             target_bytes=target_bytes,
             now_s=self._clock(),
-            new_token=self._new_token,
+            new_serial=self._new_serial,
         )
 
     def _store(
@@ -201,7 +201,7 @@ class Compactor:
                     [item.sealed for item in items],
                     bucket=bucket_s,
                     target=target,
-                    token=self._new_token(),
+                    serial=self._new_serial(),
                 ),
                 items,
             )

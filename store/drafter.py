@@ -26,6 +26,7 @@ from draftkeep.store.drafter_files import (
 )
 from draftkeep.store.drafter_network import (
     build_network,
+    check_family,
     check_vocab_ids,
     copy_first_layers,
     drafter_config,
@@ -80,6 +81,7 @@ def cold_drafter(
     """
     if vocab < 1:
         raise ModelError(f"a drafter vocabulary of {vocab} ids was asked for; give at least 1")
+    check_family(target.model)
     keep = (*target.eos_ids, *target.tokenizer.all_special_ids)
     vocab_ids_D = lowest_ids(target.model, vocab=vocab, keep=keep)
     embedding_VC = target.model.model.embed_tokens.weight.detach()

@@ -14,6 +14,21 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from draftkeep.errors import ModelError
 
 
+def check_family(model: Any) -> None:
+    """Raise ModelError unless the model is built as Llama-like ones are."""
+    body = getattr(model, "model", None)
+    parts = ("embed_tokens", "layers", "norm")
+    if (
+        body is None
+        or any(not hasattr(body, part) for part in parts)
+        or (getattr(model, "lm_head", None) is None)
+    ):
+        raise ModelError(
+            f"a drafter cannot be cut from {type(model).__name__}: expected model.embed_tokens, "
+            "model.layers, model.norm and lm_head, as Llama-like models have"
+        )
+
+
 def build_network(config: PretrainedConfig, *, embedding_VC: Tensor, head_DC: Tensor) -> Any:
     """A causal LM of this config with the given embeddings (frozen) and head, on the CPU.
 
@@ -26,7 +41,7 @@ def build_network(config: PretrainedConfig, *, embedding_VC: Tensor, head_DC: Te
     model: Any = AutoModelForCausalLM.from_config(
         small, dtype=embedding_VC.dtype, attn_implementation="sdpa"
     )
-    _check_family(model)
+    check_family(model)
     embedding = nn.Embedding.from_pretrained(embedding_VC, freeze=True)
     model.model.embed_tokens = embedding
     model.lm_head = nn.Linear(head_DC.shape[1], head_DC.shape[0], bias=False, device="meta")
@@ -55,7 +70,7 @@ def drafter_config(target: PretrainedConfig, *, layers: int) -> PretrainedConfig
 
 def copy_first_layers(target: Any, drafter: Any) -> None:
     """Copy the target's first layers and final norm into the drafter, value for value."""
-    _check_family(target)
+    check_family(target)
     with torch.no_grad():
         pairs = zip(drafter.model.layers, target.model.layers, strict=False)
         for mine, theirs in [*pairs, (drafter.model.norm, target.model.norm)]:
@@ -94,17 +109,3 @@ def parameters_per_token(model: Any) -> int:
     head = model.get_output_embeddings().weight.numel()
     norm = sum(parameter.numel() for parameter in model.model.norm.parameters())
     return int(head + norm + sum(p.numel() for p in model.model.layers.parameters()))
-
-
-def _check_family(model: Any) -> None:
-    body = getattr(model, "model", None)
-    parts = ("embed_tokens", "layers", "norm")
-    if (
-        body is None
-        or any(not hasattr(body, part) for part in parts)
-        or (getattr(model, "lm_head", None) is None)
-    ):
-        raise ModelError(
-            f"a drafter cannot be cut from {type(model).__name__}: expected model.embed_tokens, "
-            "model.layers, model.norm and lm_head, as Llama-like models have"
-        )

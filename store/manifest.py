@@ -78,6 +78,9 @@ def signed_message(digest: bytes) -> bytes:
 
 
 def _well_typed(values: dict[str, Any]) -> bool:
+    tables = (values["lineage"], values["measures"])
+    if not all(isinstance(table, dict) for table in tables):
+        return False
     numbers = [values["layers"], values["vocab"], values["created_s"], *values["lineage"].values()]
     return (
         _is_digest(values["target"])

@@ -39,12 +39,13 @@ def iter_sealed(
 ) -> Iterator[SealedTrace]:
     """Sealed traces, each once, those that live longest first.
 
-    `tenants` None means every tenant, `target` None every target model. Left out are traces whose deadline (the earlier of header
-    and period record) is not after `not_after_s`, which a caller sets to its clock, and traces
-    with a tombstone, asked again at every shard; `include_erased` gives those too, for showing
-    that they no longer open. A shard that was replaced since it was listed
-    is looked up again, so a merge or a rewrite meanwhile neither loses nor repeats a trace.
-    Raises StoreError when the catalog keeps listing a shard whose file is not there.
+    `tenants` None means every tenant, `target` None every target model. Left out are traces
+    whose deadline (the earlier of header and period record) is not after `not_after_s`, which a
+    caller sets to its clock, and traces with a tombstone, asked again at every shard;
+    `include_erased` gives those too, for showing that they no longer open. A shard that was
+    replaced since it was listed is looked up again, so a merge or a rewrite meanwhile neither
+    loses nor repeats a trace. Raises StoreError when the catalog keeps listing a shard whose file
+    is not there.
     """
     finished: set[int] = set()
     given: set[_Key] = set()

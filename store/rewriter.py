@@ -47,13 +47,13 @@ class RewriteReport:
         )
 
 
-def random_token() -> str:
+def random_serial() -> str:
     """A name no other file has."""
     return uuid.uuid4().hex
 
 
 def rewrite_erased(
-    catalog: Catalog, directory: Path, *, now_s: float, new_token: Callable[[], str]
+    catalog: Catalog, directory: Path, *, now_s: float, new_serial: Callable[[], str]
 ) -> RewriteReport:
     """Rewrite every shard that holds an erased row or one past a shortened deadline.
 
@@ -64,7 +64,7 @@ def rewrite_erased(
         inputs = list_shards(connection, shards.c.id.in_(affected))
     report = RewriteReport()
     for shard in inputs:
-        report += _replace(catalog, directory, [shard], now_s=now_s, token=new_token())
+        report += _replace(catalog, directory, [shard], now_s=now_s, serial=new_serial())
     return report
 
 
@@ -74,7 +74,7 @@ def merge(
     *,
     target_bytes: int,
     now_s: float,
-    new_token: Callable[[], str],
+    new_serial: Callable[[], str],
 ) -> RewriteReport:
     """Join shards smaller than `target_bytes`, within one bucket and target only.
 
@@ -86,7 +86,7 @@ def merge(
         )
     report = RewriteReport()
     for group in _groups(small, target_bytes):
-        report += _replace(catalog, directory, group, now_s=now_s, token=new_token())
+        report += _replace(catalog, directory, group, now_s=now_s, serial=new_serial())
     return report
 
 
@@ -108,12 +108,12 @@ def _groups(small: Sequence[ShardRow], target_bytes: int) -> list[list[ShardRow]
 
 
 def _replace(
-    catalog: Catalog, directory: Path, inputs: Sequence[ShardRow], *, now_s: float, token: str
+    catalog: Catalog, directory: Path, inputs: Sequence[ShardRow], *, now_s: float, serial: str
 ) -> RewriteReport:
     ids = [shard.id for shard in inputs]
     with catalog.read() as connection:
         dead = _dead_keys(connection, ids, now_s)
-    file = _copy(directory, inputs, dead, token)
+    file = _copy(directory, inputs, dead, serial)
     try:
         with catalog.begin() as connection:
             _swap(connection, inputs, file, dead, now_s)
@@ -134,7 +134,7 @@ def _replace(
 
 
 def _copy(
-    directory: Path, inputs: Sequence[ShardRow], dead: set[_Key], token: str
+    directory: Path, inputs: Sequence[ShardRow], dead: set[_Key], serial: str
 ) -> ShardFile | None:
     def alive(header: Header) -> bool:
         return (header.trace_id, header.node) not in dead
@@ -148,7 +148,9 @@ def _copy(
     if not records:
         return None
     first = inputs[0]
-    return write_shard(directory, records, bucket=first.bucket_s, target=first.target, token=token)
+    return write_shard(
+        directory, records, bucket=first.bucket_s, target=first.target, serial=serial
+    )
 
 
 def _swap(

@@ -118,11 +118,11 @@ def write_shard(
     *,
     bucket: int,
     target: bytes,
-    token: str,
+    serial: str,
 ) -> ShardFile:
     """Write records of one expiry bucket (Unix seconds) and target as one durable file.
 
-    `token` makes the file's name unique for ever: two writers of the same records must never
+    `serial` makes the file's name unique for ever: two writers of the same records must never
     share a file, since the one that loses the commit deletes its own. The file appears under
     its name only when complete; file and directory are synchronised to disk on return. Raises
     StoreError when there are no records, and when one is of another target.
@@ -131,7 +131,7 @@ def write_shard(
         raise StoreError("a shard of no records was asked for; write at least one")
     table = _table(records, target)
     directory.mkdir(parents=True, exist_ok=True)
-    name = f"{bucket}-{target.hex()[:8]}-{token}{SUFFIX}"
+    name = f"{bucket}-{target.hex()[:8]}-{serial}{SUFFIX}"
     temporary, path = directory / (TEMPORARY_PREFIX + name), directory / name
     metadata = {
         "draftkeep.shard": str(SHARD_FORMAT),

@@ -5,6 +5,7 @@ The traces are made by a plain loop over the target, one token at a time: no dra
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -329,27 +330,24 @@ def target_dir(target: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactor
     return save_target(target, tmp_path_factory.mktemp("target"))
 
 
-@pytest.fixture
-def deployment(
-    target_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Deployment]:
+@contextmanager
+def deploy(root: Path, target_dir: Path) -> Iterator[Deployment]:
     """An empty deployment of one tenant, acme."""
-    monkeypatch.setenv("DRAFTKEEP_CACHE", str(tmp_path / "cache"))
     clock = HandClock()
     config = Config(
-        state_dir=tmp_path,
+        state_dir=root,
         model=ModelConfig(target=str(target_dir)),
         retention=RetentionConfig(period_s=PERIOD_S, ttl_s=TTL_S),
         distill=DistillConfig(
-            layers=1, vocab=20, seconds=150, batch_traces=8, learning_rate=5e-3, min_traces=16
+            layers=1, vocab=20, seconds=50, batch_traces=8, learning_rate=1e-2, min_traces=16
         ),
         tenants=(TenantConfig(name="acme", api_key_sha256="0" * 64),),
     )
     keyring = Keyring.open(config.keys_path, retention=config.retention, clock=clock)
     signing = SigningKey.load_or_create(config.keys_path / "node-n1.key")
-    catalog = Catalog.open(tmp_path / "catalog.db")
+    catalog = Catalog.open(root / "catalog.db")
     enrol_node(catalog, "n1", signing.public, ("acme", "birch"), clock())
-    log = SqliteLog(tmp_path / "log", cap_bytes=1 << 30, bucket_s=600, clock=clock)
+    log = SqliteLog(root / "log", cap_bytes=1 << 30, bucket_s=600, clock=clock)
     yield Deployment(
         config=config,
         clock=clock,
@@ -362,3 +360,25 @@ def deployment(
     log.close()
     catalog.close()
     keyring.close()
+
+
+@pytest.fixture(scope="session")
+def model_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keeps the models' cache out of the user's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DRAFTKEEP_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture
+def deployment(target_dir: Path, tmp_path: Path, model_cache: None) -> Iterator[Deployment]:
+    """An empty deployment of one tenant, acme."""
+    with deploy(tmp_path, target_dir) as made:
+        yield made
+
+
+@pytest.fixture
+def filled(deployment: Deployment, traffic: list[Trace]) -> Deployment:
+    """Traces of 80 people, some of whom are held out."""
+    deployment.fill(traffic, subjects=80)
+    return deployment

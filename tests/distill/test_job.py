@@ -4,34 +4,54 @@ The timer is a counter, so a budget in seconds is a budget in updates.
 """
 
 import json
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
+from draftkeep.distill.evaluate import evaluate
 from draftkeep.distill.job import run_job
 from draftkeep.distill.progress import JobProgress
 from draftkeep.distill.result import JobResult, JobStatus
+from draftkeep.distill.selection import list_sealed, open_all
 from draftkeep.distill.workspace import load_plans, only_job
 from draftkeep.errors import BusyError, ConfigError
+from draftkeep.ingest.codec import decode_body
+from draftkeep.ingest.tables import only_identity
 from draftkeep.ingest.trace import Provenance, Trace
 from draftkeep.policies.signing import SigningKey
-from draftkeep.store.drafter import load_drafter
+from draftkeep.store.drafter import cold_drafter, load_drafter, save_drafter
 from draftkeep.store.erasure import erase_subject
 from draftkeep.store.schema import jobs, lineage
-from tests.distill.conftest import TTL_S, Deployment
+from tests.distill.conftest import TTL_S, VOCAB, Deployment, deploy
 
 SCOPE = "tenant:acme"
 
 
-@pytest.fixture
-def filled(deployment: Deployment, traffic: list[Trace]) -> Deployment:
-    """160 traces of 80 people; about eight of them are held out."""
-    deployment.fill(traffic, subjects=80)
-    return deployment
+@dataclass(frozen=True)
+class _Finished:
+    deployment: Deployment
+    result: JobResult
+    stages: list[str]
+
+
+@pytest.fixture(scope="module")
+def finished(
+    tmp_path_factory: pytest.TempPathFactory,
+    target_dir: Path,
+    traffic: list[Trace],
+    model_cache: None,
+) -> Iterator[_Finished]:
+    """One whole job; the tests that use it only look."""
+    with deploy(tmp_path_factory.mktemp("finished"), target_dir) as made:
+        made.fill(traffic, subjects=80)
+        reports: list[JobProgress] = []
+        result = _run(made, progress=reports.append)
+        stages = list(dict.fromkeys(report.stage for report in reports))
+        yield _Finished(deployment=made, result=result, stages=stages)
 
 
 def _run(deployment: Deployment, **changes: Any) -> JobResult:
@@ -42,6 +62,12 @@ def _run(deployment: Deployment, **changes: Any) -> JobResult:
         "timer": lambda: float(next(ticks)),
     }
     return run_job(deployment.config, **(values | changes))
+
+
+def _after(updates: int) -> Callable[[], bool]:
+    """A stop that lets so many updates pass."""
+    calls = iter(range(10**9))
+    return lambda: next(calls) >= updates
 
 
 def _with(deployment: Deployment, **distill: Any) -> Deployment:
@@ -64,43 +90,66 @@ def _left_over(deployment: Deployment) -> list[Path]:
     return [path for path, _ in load_plans(deployment.config.state_dir / "jobs")]
 
 
-def test_a_job_learns_from_traffic_and_its_drafter_serves(filled: Deployment) -> None:
-    reports: list[JobProgress] = []
-    result = _run(filled, progress=reports.append)
+def test_a_job_learns_from_traffic_and_its_drafter_serves(finished: _Finished) -> None:
+    world, result = finished.deployment, finished.result
     assert result.status is JobStatus.ADMITTED
     assert result.drafter is not None
     assert result.before is not None
     assert result.after is not None
     assert result.after.replay_acceptance > result.before.replay_acceptance + 0.1
-    assert filled.registry.channel(SCOPE, "stable") == result.drafter
-    gate = SigningKey.load(filled.config.keys_path / "gate.key")
-    drafter = load_drafter(filled.registry.path(result.drafter), gate_public=gate.public)
-    assert drafter.manifest.target == filled.target.target_fingerprint.hex()
+    assert world.registry.channel(SCOPE, "stable") == result.drafter
+    gate = SigningKey.load(world.config.keys_path / "gate.key")
+    drafter = load_drafter(world.registry.path(result.drafter), gate_public=gate.public)
+    assert drafter.manifest.target == world.target.target_fingerprint.hex()
     assert drafter.manifest.measures["replay"] == pytest.approx(result.after.replay_acceptance)
     assert drafter.manifest.lineage["traces"] == result.counts["training_traces"]
-    state, contaminated, record = _state(filled, result.job_id)
+    state, contaminated, record = _state(world, result.job_id)
     assert (state, contaminated, record["status"]) == ("done", False, "admitted")
-    assert _left_over(filled) == []
-    assert list(dict.fromkeys(report.stage for report in reports)) == [
-        "select",
-        "baseline",
-        "train",
-        "evaluate",
-    ]
+    assert _left_over(world) == []
+    assert finished.stages == ["select", "baseline", "train", "evaluate"]
 
 
-def test_lineage_names_whom_it_learned_from_and_nobody_else(filled: Deployment) -> None:
-    result = _run(filled)
-    with filled.catalog.read() as connection:
+def test_what_it_published_replays_as_it_was_judged(finished: _Finished) -> None:
+    world, result = finished.deployment, finished.result
+    assert result.drafter is not None
+    assert result.after is not None
+    drafter = load_drafter(world.registry.path(result.drafter), gate_public=None)
+    sealed = list_sealed(
+        world.catalog,
+        world.shards_dir,
+        tenant="acme",
+        target=world.target.target_fingerprint,
+        now_s=world.clock(),
+    )
+    found = open_all(
+        sealed,
+        opener=world.opener(),
+        decode=lambda body: decode_body(body, only_identity),
+        target=world.target,
+    )
+    again = evaluate(drafter, found.held_out, context=1024, lookahead=result.after.lookahead)
+    assert again == result.after
+
+
+def test_lineage_names_whom_it_learned_from_and_nobody_else(finished: _Finished) -> None:
+    world, result = finished.deployment, finished.result
+    with world.catalog.read() as connection:
         rows = connection.execute(sa.select(lineage)).all()
     assert {row.drafter for row in rows} == {result.drafter}
     assert sum(row.positions for row in rows) == result.counts["training_positions"]
     learned = {(row.alias, row.period_id) for row in rows}
     for number in range(80):
-        (pair,) = filled.keyring.aliases_of("acme", f"user-{number:03d}")
-        period_id, alias = pair
-        held_out = filled.sealer.held_out(_provenance(filled, number))
+        ((period_id, alias),) = world.keyring.aliases_of("acme", f"user-{number:03d}")
+        held_out = world.sealer.held_out(_provenance(world, number))
         assert ((alias, period_id) in learned) is not held_out
+
+
+def test_the_result_is_plain_json(finished: _Finished) -> None:
+    values = json.loads(json.dumps(finished.result.as_json(), allow_nan=False))
+    assert values["admitted"] is True
+    assert values["drafter"] == (finished.result.drafter or b"").hex()
+    assert values["replay"]["sql"]["after"] > values["replay"]["sql"]["before"]
+    assert values["skipped"] == {}
 
 
 def _provenance(deployment: Deployment, number: int) -> Provenance:
@@ -117,48 +166,32 @@ def _provenance(deployment: Deployment, number: int) -> Provenance:
     )
 
 
-def test_the_result_is_plain_json(filled: Deployment) -> None:
-    result = _run(filled)
-    values = json.loads(json.dumps(result.as_json(), allow_nan=False))
-    assert values["admitted"] is True
-    assert values["drafter"] == (result.drafter or b"").hex()
-    assert values["replay"]["sql"]["after"] > values["replay"]["sql"]["before"]
-    assert values["skipped"] == {}
-
-
-def test_the_next_job_starts_from_what_serves(filled: Deployment) -> None:
+def test_the_next_job_starts_from_what_serves_and_must_beat_it(filled: Deployment) -> None:
     first = _run(filled)
-    second = _run(filled)
+    second = _run(_with(filled, learning_rate=1e-12))
     assert second.parent == first.drafter
     assert second.before is not None
     assert first.after is not None
     assert second.before.replay_acceptance == first.after.replay_acceptance
-    if second.status is JobStatus.REFUSED:
-        assert filled.registry.channel(SCOPE, "stable") == first.drafter
-
-
-def test_a_candidate_that_is_no_better_leaves_nothing_behind(filled: Deployment) -> None:
-    result = _run(_with(filled, learning_rate=1e-12))
-    assert result.status is JobStatus.REFUSED
-    assert result.gate is not None
-    assert "not_better" in result.gate.reasons
-    assert filled.registry.channel(SCOPE, "stable") is None
-    assert _drafters(filled) == []
+    # It learned next to nothing, so it is refused and leaves nothing behind.
+    assert second.status is JobStatus.REFUSED
+    assert second.gate is not None
+    assert "not_better" in second.gate.reasons
+    assert filled.registry.channel(SCOPE, "stable") == first.drafter
+    assert len(_drafters(filled)) == 1
     assert _left_over(filled) == []
-    assert _state(filled, result.job_id)[0] == "done"
+    assert _state(filled, second.job_id)[0] == "done"
 
 
 def test_a_stopped_job_is_resumed_by_the_next_call(filled: Deployment) -> None:
-    calls = iter(range(10**9))
-    stopped = _run(filled, stop=lambda: next(calls) >= 40)
+    stopped = _run(filled, stop=_after(20))
     assert stopped.status is JobStatus.INTERRUPTED
     assert _state(filled, stopped.job_id)[0] == "running"
     assert [path.name for path in _left_over(filled)] == [stopped.job_id]
-    # Traces that came meanwhile wait for the next job.
     resumed = _run(filled)
     assert resumed.job_id == stopped.job_id
     assert resumed.status is JobStatus.ADMITTED
-    assert resumed.measures["train_steps"] == 150
+    assert resumed.measures["train_steps"] == 50
     assert _left_over(filled) == []
 
 
@@ -166,13 +199,12 @@ def test_a_stopped_job_is_resumed_by_the_next_call(filled: Deployment) -> None:
 def test_a_stopped_job_of_another_configuration_is_dropped(
     filled: Deployment, change: dict[str, Any]
 ) -> None:
-    calls = iter(range(10**9))
-    stopped = _run(filled, stop=lambda: next(calls) >= 5)
-    fresh = _run(_with(filled, **change))
+    stopped = _run(filled, stop=_after(2))
+    fresh = _run(_with(filled, **change), stop=_after(2))
     assert fresh.job_id != stopped.job_id
     state, _, record = _state(filled, stopped.job_id)
     assert (state, record) == ("failed", {"status": "dropped"})
-    assert _left_over(filled) == []
+    assert [path.name for path in _left_over(filled)] == [fresh.job_id]
 
 
 def _erase_when(
@@ -208,7 +240,7 @@ def _learner_of(deployment: Deployment) -> str:
     "moment",
     [
         lambda report: report.stage == "select" and report.fraction > 0.5,
-        lambda report: report.train is not None and report.train.step == 60,
+        lambda report: report.train is not None and report.train.step == 30,
         lambda report: report.train is not None and report.fraction == 1.0,
         lambda report: report.stage == "evaluate",
         lambda report: report.stage == "evaluate" and report.fraction == 1.0,
@@ -226,16 +258,12 @@ def test_an_erasure_during_a_job_leaves_nothing_of_it(
     assert _drafters(filled) == []
     assert _left_over(filled) == []
     assert _state(filled, result.job_id)[:2] == ("failed", True)
-    clean = _run(filled)
-    assert clean.status is JobStatus.ADMITTED
-    assert clean.skipped == {"erased": 2}
 
 
 def test_a_stopped_job_that_learned_from_an_erased_subject_is_not_resumed(
     filled: Deployment,
 ) -> None:
-    calls = iter(range(10**9))
-    stopped = _run(filled, stop=lambda: next(calls) >= 40)
+    stopped = _run(filled, stop=_after(20))
     erase_subject(
         filled.catalog,
         filled.keyring,
@@ -246,6 +274,7 @@ def test_a_stopped_job_that_learned_from_an_erased_subject_is_not_resumed(
     fresh = _run(filled)
     assert fresh.job_id != stopped.job_id
     assert fresh.status is JobStatus.ADMITTED
+    assert fresh.skipped == {"erased": 2}
     assert _state(filled, stopped.job_id)[:2] == ("failed", True)
 
 
@@ -262,18 +291,21 @@ def test_a_deadline_during_training_ends_it(filled: Deployment) -> None:
 
 
 def test_a_channel_that_moved_meanwhile_is_left_alone(filled: Deployment) -> None:
-    first = _run(filled)
+    other = cold_drafter(filled.target, layers=1, vocab=VOCAB)
+    drafters_dir = filled.config.state_dir / "drafters"
+    digest = save_drafter(other, drafters_dir, created_s=0)
+    gate = SigningKey.load_or_create(filled.config.keys_path / "gate.key")
     registry = filled.registry
+    registry.register(digest, scope=SCOPE, inputs=(), at_s=filled.clock())
+    registry.admit(digest, gate.sign)
 
     def progress(report: JobProgress) -> None:
         if report.stage == "evaluate":
-            registry.set_channel(SCOPE, "stable", None, at_s=filled.clock())
+            registry.set_channel(SCOPE, "stable", digest, at_s=filled.clock())
 
-    better = _with(filled, learning_rate=2e-2, seed=3, gate_margin=1.0)
-    result = _run(better, progress=progress)
-    assert first.status is JobStatus.ADMITTED
-    assert result.status in (JobStatus.SUPERSEDED, JobStatus.REFUSED)
-    assert registry.channel(SCOPE, "stable") is None
+    result = _run(filled, progress=progress)
+    assert result.status is JobStatus.SUPERSEDED
+    assert registry.channel(SCOPE, "stable") == digest
 
 
 def test_too_few_traces_is_an_answer_and_not_an_error(
@@ -286,14 +318,14 @@ def test_too_few_traces_is_an_answer_and_not_an_error(
     assert result.as_json()["replay"] == {}
 
 
-def test_one_job_at_a_time(filled: Deployment) -> None:
+def test_one_job_at_a_time(deployment: Deployment) -> None:
     with (
-        only_job(filled.config.state_dir / "jobs"),
+        only_job(deployment.config.state_dir / "jobs"),
         pytest.raises(BusyError, match="another distillation job"),
     ):
-        _run(filled)
+        _run(deployment)
 
 
-def test_an_unknown_tenant_is_refused(filled: Deployment) -> None:
+def test_an_unknown_tenant_is_refused(deployment: Deployment) -> None:
     with pytest.raises(ConfigError, match=r"no tenant 'nobody'"):
-        _run(filled, tenant="nobody")
+        _run(deployment, tenant="nobody")

@@ -63,7 +63,8 @@ def probabilities(topk: TopK) -> NDArray[np.float64]:
     """The k + 1 categories of each position: the list and the mass outside it, summing to 1."""
     logs = np.concatenate([topk.logprobs_TK, topk.tail_T[:, None]], axis=1)
     masses: NDArray[np.float64] = np.exp(logs.astype(np.float64))
-    return masses / masses.sum(axis=1, keepdims=True)
+    masses /= masses.sum(axis=1, keepdims=True)
+    return masses
 
 
 @pytest.fixture(scope="module")

@@ -61,7 +61,7 @@ _SAMPLINGS = st.builds(
 
 
 @given(sampling=_SAMPLINGS, seed=st.integers(0, 999), data=st.data())
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 def test_output_does_not_depend_on_the_drafts(
     sampling: Sampling, seed: int, data: st.DataObject
 ) -> None:

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftkeep.kernels.coupled import verify
@@ -82,6 +82,7 @@ def test_impossible_walks_are_refused(lookahead: int, budget: int) -> None:
     lookahead=st.integers(0, 6),
     spare=st.integers(0, 8),
 )
+@settings(deadline=None)
 def test_walk_equals_a_run_of_the_verification(
     agree: list[bool], lookahead: int, spare: int
 ) -> None:

@@ -191,7 +191,7 @@ def _cases(draw: st.DrawFn) -> tuple[NDArray[np.float32], Sampling, list[int], l
 
 
 @given(case=_cases())
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_support_equals_the_plain_chain(
     case: tuple[NDArray[np.float32], Sampling, list[int], list[int]],
 ) -> None:

@@ -2,14 +2,14 @@
 
 import random
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from draftkeep.config import RetentionConfig
-from draftkeep.ingest.envelope import Opener, Sealer
+from draftkeep.ingest.envelope import Opener, Sealer, signed_message
 from draftkeep.ingest.record import SealedTrace, encode_record
 from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.ingest.trace import Provenance
@@ -115,6 +115,13 @@ class World:
 def ids(sealed: Iterable[SealedTrace]) -> list[bytes]:
     """The trace ids, sorted."""
     return sorted(item.parsed.trace_id for item in sealed)
+
+
+def resign(world: World, sealed: SealedTrace, **header: object) -> SealedTrace:
+    """The same record under a changed header, signed by the same node."""
+    changed = replace(sealed.parsed, **header).encode()  # type: ignore[arg-type]
+    message = signed_message(changed, sealed.nonce, sealed.ciphertext, sealed.commitment)
+    return replace(sealed, header=changed, signature=world.signing.sign(message))
 
 
 def make_world(root: Path) -> World:

@@ -100,9 +100,13 @@ def test_a_reader_sees_one_snapshot_and_does_not_block_a_writer(catalog: Catalog
 
 
 def test_a_transaction_that_raises_leaves_nothing(catalog: Catalog) -> None:
-    with pytest.raises(RuntimeError, match="stop"), catalog.begin() as connection:
-        add_drops(connection, "test", {"x": 1}, 0.0)
-        raise RuntimeError("stop")
+    def write_and_fail() -> None:
+        with catalog.begin() as connection:
+            add_drops(connection, "test", {"x": 1}, 0.0)
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        write_and_fail()
     with catalog.read() as connection:
         assert connection.execute(sa.select(schema.drops)).all() == []
 

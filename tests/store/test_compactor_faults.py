@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from sqlalchemy.engine import Connection
 
-from draftkeep.ingest.envelope import signed_message
 from draftkeep.ingest.log import LogRecord
 from draftkeep.ingest.record import SealedTrace, encode_record
 from draftkeep.ingest.sqlite_log import SqliteLog
@@ -35,7 +34,7 @@ from draftkeep.store.compactor import Compactor
 from draftkeep.store.erasure import erase_subject
 from draftkeep.store.shard import read_headers, write_shard
 from draftkeep.store.sweeper import Sweeper
-from tests.store.conftest import PERIOD_S, TTL_S, World, close_world, ids, make_world
+from tests.store.conftest import PERIOD_S, TTL_S, World, close_world, ids, make_world, resign
 
 
 class Crash(BaseException):
@@ -149,9 +148,8 @@ class StoreMachine(RuleBasedStateMachine):
     def send_other_bytes_under_a_known_id(self, data: st.DataObject) -> None:
         if not self.good:
             return
-        sealed = replace(data.draw(st.sampled_from(self.good)), nonce=b"n" * 12)
-        message = signed_message(sealed.header, sealed.nonce, sealed.ciphertext, sealed.commitment)
-        forged = replace(sealed, signature=self.world.signing.sign(message))
+        sealed = data.draw(st.sampled_from(self.good))
+        forged = resign(self.world, replace(sealed, nonce=b"n" * 12))
         # After its original in the log: whichever comes first is the trace.
         self.world.log.append([encode_record(forged)])
 

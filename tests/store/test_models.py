@@ -74,7 +74,12 @@ def test_a_crash_while_building_leaves_nothing(
 @pytest.mark.usefixtures("few_steps")
 def test_the_tokenizer_reads_back_every_text(tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny.build_tiny(tmp_path))
-    for text in ("SELECT name FROM t;", "déjà vu 漢字 🙂", 'def f(x):\n    """Doc."""\n', "a  b\t1234"):
+    for text in (
+        "SELECT name FROM t;",
+        "déjà vu 漢字 🙂",
+        'def f(x):\n    """Doc."""\n',
+        "a  b\t1234",
+    ):
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         assert tokenizer.decode(ids) == text
     assert len(tokenizer) == 512
@@ -153,7 +158,9 @@ def test_models_that_cannot_be_served_are_refused_before_their_weights(
         load_target(str(tmp_path), cache_dir=tmp_path / "cache")
 
 
-@pytest.mark.parametrize("config", [LlamaConfig(), Qwen2Config(), MistralConfig(sliding_window=None)])
+@pytest.mark.parametrize(
+    "config", [LlamaConfig(), Qwen2Config(), MistralConfig(sliding_window=None)]
+)
 def test_plain_decoders_are_served(config: PretrainedConfig) -> None:
     check_servable(config, where="test")
 

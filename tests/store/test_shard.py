@@ -79,7 +79,7 @@ def test_every_record_comes_back_bit_for_bit(
     rng = random.Random(seed)
     records = [forge(values, index, rng) for index, values in enumerate(rows)]
     file = write_shard(
-        directory, records, bucket=2**41, target=TARGET, token=rng.randbytes(8).hex()
+        directory, records, bucket=2**41, target=TARGET, serial=rng.randbytes(8).hex()
     )
     content = file.path.read_bytes()
     assert (file.rows, file.size_bytes) == (len(records), len(content))
@@ -124,7 +124,7 @@ def test_row_groups_of_other_tenants_are_not_needed(
         forge(base | {"tenant": tenant}, index, rng)
         for index, tenant in enumerate(["acme", "birch", "cedar"] * 8)
     ]
-    file = write_shard(directory, records, bucket=2**41, target=TARGET, token="groups")
+    file = write_shard(directory, records, bucket=2**41, target=TARGET, serial="groups")
     with pq.ParquetFile(file.path) as opened:
         assert opened.num_row_groups == 6
         assert shard._row_groups(opened, ["birch"]) == [2, 3]
@@ -138,7 +138,7 @@ def test_row_groups_of_other_tenants_are_not_needed(
 def test_a_shard_opens_by_itself(world: World) -> None:
     sealed = [world.seal(f"body {index}".encode()) for index in range(3)]
     file = write_shard(
-        world.shards_dir, sealed, bucket=sealed[0].parsed.expiry_s, target=TARGET, token="a"
+        world.shards_dir, sealed, bucket=sealed[0].parsed.expiry_s, target=TARGET, serial="a"
     )
     opener = world.opener()
     opened = {opener.open(item) for item in read_shard(file.path)}
@@ -148,7 +148,7 @@ def test_a_shard_opens_by_itself(world: World) -> None:
 def test_a_file_may_be_unlinked_while_it_is_read(world: World) -> None:
     sealed = [world.seal() for _ in range(3)]
     file = write_shard(
-        world.shards_dir, sealed, bucket=sealed[0].parsed.expiry_s, target=TARGET, token="a"
+        world.shards_dir, sealed, bucket=sealed[0].parsed.expiry_s, target=TARGET, serial="a"
     )
     reading = read_shard(file.path)
     first = next(reading)
@@ -158,7 +158,7 @@ def test_a_file_may_be_unlinked_while_it_is_read(world: World) -> None:
 
 def test_what_is_not_a_shard_is_refused(tmp_path: Path, world: World) -> None:
     sealed = [world.seal()]
-    file = write_shard(world.shards_dir, sealed, bucket=1, target=TARGET, token="a")
+    file = write_shard(world.shards_dir, sealed, bucket=1, target=TARGET, serial="a")
     short = tmp_path / "short.parquet"
     short.write_bytes(file.path.read_bytes()[:-10])
     other = tmp_path / "other.parquet"
@@ -178,9 +178,9 @@ def test_what_is_not_a_shard_is_refused(tmp_path: Path, world: World) -> None:
 
 def test_records_that_do_not_belong_in_one_shard_are_refused(world: World) -> None:
     with pytest.raises(StoreError, match="no records"):
-        write_shard(world.shards_dir, [], bucket=1, target=TARGET, token="a")
+        write_shard(world.shards_dir, [], bucket=1, target=TARGET, serial="a")
     with pytest.raises(StoreError, match="group records by target"):
-        write_shard(world.shards_dir, [world.seal()], bucket=1, target=b"U" * 32, token="a")
+        write_shard(world.shards_dir, [world.seal()], bucket=1, target=b"U" * 32, serial="a")
     assert world.files() == set()
 
 
@@ -191,5 +191,5 @@ def test_a_write_that_fails_leaves_no_file(world: World, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(pq, "write_table", fail)
     with pytest.raises(OSError, match="disk full"):
-        write_shard(world.shards_dir, [world.seal()], bucket=1, target=TARGET, token="a")
+        write_shard(world.shards_dir, [world.seal()], bucket=1, target=TARGET, serial="a")
     assert world.files() == set()

@@ -1,0 +1,126 @@
+"""The command line: its surface, and how it says no."""
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from draftkeep.cli.commands import app, only_tenant
+from draftkeep.cli.doctor import examine
+from draftkeep.config import Config, load_config
+from draftkeep.errors import ConfigError
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "cli.txt"
+COMMANDS = (
+    (),
+    ("serve",),
+    ("compact",),
+    ("distill",),
+    ("audit",),
+    ("erase",),
+    ("drafters",),
+    ("drafters", "list"),
+    ("drafters", "cold"),
+    ("doctor",),
+    ("demo",),
+)
+
+
+def surface() -> str:
+    """Every command's help, without colour, 100 columns wide."""
+    runner = CliRunner(env={"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"})
+    parts = []
+    for command in COMMANDS:
+        result = runner.invoke(app, [*command, "--help"])
+        assert result.exit_code == 0, result.output
+        parts.append(f"$ draftkeep {' '.join(command)}\n{result.output}")
+    lines = "\n".join(parts).splitlines()
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def test_the_surface_is_frozen() -> None:
+    assert surface() == GOLDEN.read_text()
+
+
+def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "draftkeep", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_an_error_is_one_line_and_status_two(tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("[serve]\nprot = 1\n")
+    result = run("compact", "--config", "bad.toml", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "unknown key" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_audit_wants_a_question_or_a_report_and_not_both(tmp_path: Path) -> None:
+    for arguments in ((), ("SELECT 1", "--report", "inventory"), ("--report", "nonsense")):
+        result = run("audit", *arguments, cwd=tmp_path)
+        assert result.returncode == 2
+        assert "inventory" in result.stderr
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    digest = hashlib.sha256(b"key").hexdigest()
+    path = tmp_path / "config.toml"
+    path.write_text(
+        f'state_dir = "{tmp_path / "state"}"\n[model]\ntarget = "tiny"\n'
+        f'[[tenants]]\nname = "acme"\napi_key_sha256 = "{digest}"\n'
+    )
+    return load_config(path, {})
+
+
+def test_a_tenant_is_named_or_the_only_one(config: Config) -> None:
+    assert only_tenant(config, None) == "acme"
+    assert only_tenant(config, "acme") == "acme"
+    with pytest.raises(ConfigError, match="configured: acme"):
+        only_tenant(config, "other")
+    with pytest.raises(ConfigError, match="none"):
+        only_tenant(Config(), None)
+
+
+def test_doctor_finds_nothing_wrong_with_a_good_configuration(config: Config) -> None:
+    findings = {finding.check: finding for finding in examine(config)}
+    assert {"tenants", "model", "drafter", "keys", "log", "catalog", "disk"} == set(findings)
+    assert not [name for name, finding in findings.items() if finding.status == "fail"]
+    assert findings["drafter"].remedy == "draftkeep drafters cold"
+
+
+def test_doctor_names_what_is_wrong_and_the_remedy(config: Config, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    keys = state / "keys"
+    keys.mkdir(parents=True)
+    (state / "catalog.db").write_bytes(b"not a database, but long enough to be read as one" * 9)
+    (keys / "subject.kek").write_bytes(b"short")
+    broken = config.model_copy(
+        update={
+            "tenants": (),
+            "model": config.model.model_copy(update={"target": "no-such-model"}),
+        }
+    )
+    findings = {finding.check: finding for finding in examine(broken)}
+    assert findings["tenants"].status == "fail"
+    assert "no target named" in findings["model"].detail
+    assert findings["keys"].status == "fail"
+    assert findings["catalog"].status == "fail"
+
+
+def test_doctor_refuses_a_context_the_model_does_not_have(config: Config) -> None:
+    wide = config.model_copy(
+        update={"serve": config.serve.model_copy(update={"max_context": 10**6})}
+    )
+    finding = next(item for item in examine(wide) if item.check == "model")
+    assert finding.status == "fail"
+    assert "set serve.max_context" in finding.remedy

@@ -1,0 +1,112 @@
+"""The demo on the toy model, through the command line, as a newcomer runs it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+DEMO = [sys.executable, "-m", "draftkeep", "demo", "--model", "tiny", "--state-dir"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A state directory in which the demo was interrupted once and then finished."""
+    state_dir = tmp_path_factory.mktemp("demo") / "state"
+    _interrupt_in(state_dir, "round-1.jsonl")
+    done = subprocess.run([*DEMO, str(state_dir)], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return state_dir, done.stdout
+
+
+def _interrupt_in(state_dir: Path, journal: str) -> None:
+    """Press Ctrl-C, as a terminal does, for the whole group once a round has begun."""
+    process = subprocess.Popen(
+        [*DEMO, str(state_dir)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    path = state_dir / "demo" / journal
+    for _ in range(1500):
+        if process.poll() is not None or (path.exists() and path.stat().st_size):
+            break
+        time.sleep(0.1)
+    assert process.poll() is None, "the demo ended before it could be interrupted"
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(60) != 0
+
+
+def _report(finished: tuple[Path, str]) -> dict[str, object]:
+    report: dict[str, object] = json.loads((finished[0] / "report.json").read_text())
+    return report
+
+
+def test_the_report_has_every_figure(finished: tuple[Path, str]) -> None:
+    report = _report(finished)
+    domains = report["domains"]
+    assert isinstance(domains, dict)
+    assert set(domains) == {"sql", "arithmetic", "code"}
+    for row in domains.values():
+        assert set(row) == {
+            "replay_before",
+            "replay_after",
+            "live_before",
+            "live_after",
+            "tokens_per_step",
+        }
+    for name in ("speedup", "bytes_per_position", "elapsed_s"):
+        assert isinstance(report[name], float), name
+
+
+def test_the_drafter_learned_from_its_traffic(finished: tuple[Path, str]) -> None:
+    domains = _report(finished)["domains"]
+    assert isinstance(domains, dict)
+    assert domains["sql"]["replay_after"] - domains["sql"]["replay_before"] >= 0.40
+
+
+def test_the_erased_person_is_gone(finished: tuple[Path, str]) -> None:
+    erased = _report(finished)["erased"]
+    assert isinstance(erased, dict)
+    assert erased["traces"] > 0
+    assert erased["opened_after"] == 0
+
+
+def test_speculation_changed_no_answer(finished: tuple[Path, str]) -> None:
+    speed = _report(finished)["speed"]
+    assert isinstance(speed, dict)
+    assert speed["identical_answers"] == speed["prompts"]
+
+
+def test_a_picture_is_left(finished: tuple[Path, str]) -> None:
+    assert (finished[0] / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_nothing_secret_is_logged(finished: tuple[Path, str]) -> None:
+    state_dir, output = finished
+    logged = (state_dir / "serve.log").read_text() + output
+    for key in ("api.key", "admin.key"):
+        assert (state_dir / "demo" / key).read_text() not in logged
+    assert "user-0" not in logged
+    assert "CREATE TABLE" not in logged
+
+
+def test_a_finished_demo_is_shown_again_at_once(finished: tuple[Path, str]) -> None:
+    again = subprocess.run(
+        [*DEMO, str(finished[0])], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "already finished" in again.stdout
+
+
+def test_fresh_refuses_a_directory_it_did_not_make(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    refused = subprocess.run(
+        [*DEMO, str(tmp_path), "--fresh"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert refused.returncode == 2
+    assert "not made by the demo" in refused.stderr
+    assert (tmp_path / "thesis.txt").exists()

@@ -1,0 +1,15 @@
+"""What every test shares: one hypothesis profile, one torch thread, no network model hubs."""
+
+import os
+
+import torch
+from hypothesis import HealthCheck, settings
+
+# A busy machine is not a failing test.
+settings.register_profile(
+    "draftkeep", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("draftkeep")
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+torch.set_num_threads(1)

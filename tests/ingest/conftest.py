@@ -1,0 +1,194 @@
+"""The real parts around an emitter, and a log that does as it is told."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from draftkeep.config import RetentionConfig
+from draftkeep.ingest.breaker import Breaker
+from draftkeep.ingest.codec import decode_body, encode_body
+from draftkeep.ingest.emitter import Emitter
+from draftkeep.ingest.envelope import Opener, Sealer
+from draftkeep.ingest.log import Log, LogRecord
+from draftkeep.ingest.record import decode_record
+from draftkeep.ingest.sqlite_log import SqliteLog
+from draftkeep.ingest.tables import RemapTable, only_identity
+from draftkeep.ingest.trace import Finish, How, Provenance, TopK, Trace
+from draftkeep.kernels.sampling import Sampling
+from draftkeep.policies.keyring import Keyring
+from draftkeep.policies.signing import SigningKey
+
+NOW_S = 1_000_000
+LONG_S = 60.0
+EVERYTHING = (10**6, 10**9)
+
+
+def make_topk(rows: int, k: int, seed: int) -> TopK:
+    draw = np.random.default_rng(seed)
+    return TopK(
+        ids_TK=draw.integers(0, 50_000, (rows, k)).astype(np.int32),
+        logprobs_TK=-np.sort(draw.exponential(3.0, (rows, k)).astype(np.float32), axis=1),
+        k_T=np.full(rows, k, np.uint8),
+        tail_T=np.full(rows, -3.0, np.float32),
+        tail_known_T=np.ones(rows, np.bool_),
+    )
+
+
+def make_trace(mark: int, *, positions: int = 3, k: int = 4) -> Trace:
+    return Trace(
+        prompt_ids_P=np.array([mark], np.int32),
+        output_ids_T=np.arange(positions, dtype=np.int32),
+        topk=make_topk(positions, k, mark),
+        how_T=np.full(positions, How.PLAIN, np.uint8),
+        rejected_T=np.full(positions, -1, np.int32),
+        sampling=Sampling(),
+        seed=mark,
+        choice=0,
+        finish=Finish.STOP,
+    )
+
+
+def make_provenance(subject: str | None = "person") -> Provenance:
+    return Provenance(
+        tenant="acme",
+        subject=subject,
+        response_id=os.urandom(16),
+        domain="sql",
+        consent=0,
+        policy_version=1,
+        created_s=NOW_S,
+        target=b"t" * 32,
+        tokenizer=b"k" * 32,
+    )
+
+
+class Witness:
+    """What an emitter told the outside."""
+
+    def __init__(self) -> None:
+        self.drops: list[str] = []
+        self.acknowledged: list[bytes] = []
+
+    def count(self, reason: str) -> int:
+        return self.drops.count(reason)
+
+
+class HeldLog:
+    """A log that keeps every append waiting until it is released, then does as it is told."""
+
+    def __init__(self, error: Exception | None = None, *, released: bool = False) -> None:
+        self.error = error
+        self.reached = threading.Event()
+        self.release = threading.Event()
+        self.records: list[bytes] = []
+        self.appends = 0
+        if released:
+            self.release.set()
+
+    def append(self, records: Sequence[bytes]) -> int:
+        self.appends += 1
+        self.reached.set()
+        assert self.release.wait(LONG_S)
+        if self.error is not None:
+            raise self.error
+        self.records += records
+        return len(self.records) - len(records)
+
+    def read(self, start: int, limit_records: int, limit_bytes: int) -> list[LogRecord]:
+        raise NotImplementedError
+
+    def free(self, up_to: int) -> None:
+        raise NotImplementedError
+
+    def bounds(self) -> tuple[int, int]:
+        return (0, len(self.records))
+
+    def size_bytes(self) -> int:
+        return sum(map(len, self.records))
+
+    def identity(self) -> tuple[str, str, int]:
+        return ("cluster", "topic", 0)
+
+    def close(self) -> None:
+        self.release.set()
+
+
+def encode_plain(trace: Trace) -> bytes:
+    return encode_body(trace, RemapTable.identity())
+
+
+class Bench:
+    """The real parts around an emitter, in one directory, at one fixed time."""
+
+    now_s = float(NOW_S)
+    topk = staticmethod(make_topk)
+    trace = staticmethod(make_trace)
+    provenance = staticmethod(make_provenance)
+    encode = staticmethod(encode_plain)
+    held_log = HeldLog
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.keyring = Keyring.open(
+            directory / "keys", retention=RetentionConfig(), clock=lambda: float(NOW_S)
+        )
+        self.signing = SigningKey(b"s" * 32)
+        self.sealer = Sealer(
+            self.keyring.node_keys(), "node-1", self.signing, clock=lambda: float(NOW_S)
+        )
+        self.witness = Witness()
+        self._closing: list[Callable[[], None]] = [self.keyring.close]
+
+    def log(self) -> SqliteLog:
+        log = SqliteLog(
+            self.directory / "log", cap_bytes=2**30, bucket_s=600, clock=lambda: float(NOW_S)
+        )
+        self._closing.append(log.close)
+        return log
+
+    def emitter(
+        self,
+        log: Log,
+        *,
+        sealer: Sealer | None = None,
+        encode: Callable[[Trace], bytes] | None = None,
+        queue_traces: int = 1000,
+        breaker: Breaker | None = None,
+    ) -> Emitter:
+        emitter = Emitter(
+            sealer if sealer is not None else self.sealer,
+            log,
+            encode=encode if encode is not None else encode_plain,
+            queue_traces=queue_traces,
+            on_drop=self.witness.drops.append,
+            on_ack=self.witness.acknowledged.append,
+            breaker=breaker if breaker is not None else Breaker(threshold=10**6),
+        )
+        self._closing.append(lambda: emitter.close(0))
+        return emitter
+
+    def open_all(self) -> dict[bytes, Trace]:
+        """Every trace in the log by trace id, opened with the job's keys."""
+        opener = Opener(
+            self.keyring.job_keys(), lambda _: self.signing.public, clock=lambda: float(NOW_S)
+        )
+        records = SqliteLog.open_reader(self.directory / "log").read(0, *EVERYTHING)
+        sealed = [decode_record(record.data) for record in records]
+        return {
+            item.parsed.trace_id: decode_body(opener.open(item), only_identity) for item in sealed
+        }
+
+    def close(self) -> None:
+        for close in reversed(self._closing):
+            close()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    bench.close()

@@ -1,0 +1,168 @@
+"""A log that loses, repeats or changes under the compactor, and rivals on the same log."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from draftkeep.errors import ConflictError, StoreError
+from draftkeep.ingest.log import LogRecord
+from draftkeep.ingest.record import encode_record
+from draftkeep.ingest.sqlite_log import SqliteLog
+from draftkeep.store import schema
+from draftkeep.store.catalog import Catalog
+from draftkeep.store.position import forget_position
+from draftkeep.store.sweeper import Sweeper
+from tests.store.conftest import World, ids
+
+
+def test_batches_follow_each_other_until_the_log_is_empty(world: World) -> None:
+    sealed = [world.seal() for _ in range(7)]
+    world.append(*sealed)
+    compactor = world.compactor(limit_records=3)
+    assert [compactor.run_once().read for _ in range(4)] == [3, 3, 1, 0]
+    assert ids(world.stored()) == ids(sealed)
+
+
+def test_records_the_log_lost_are_a_gap_and_not_the_end(world: World) -> None:
+    world.append(*[world.seal() for _ in range(3)])
+    world.log.free(2)
+    report = world.compactor().run_once()
+    assert (report.stored, report.gaps) == (1, ((0, 2),))
+    world.append(world.seal(), world.seal())
+    world.log.free(5)
+    report = world.compactor().run_once()
+    assert (report.read, report.gaps, report.next_offset) == (0, ((3, 5),), 5)
+    assert world.compactor().run_once().gaps == ()
+    with world.catalog.read() as connection:
+        found = connection.execute(sa.select(schema.gaps.c.first, schema.gaps.c.next)).all()
+    assert found == [(0, 2), (3, 5)]
+
+
+class OtherLog:
+    """A log that is another than it says or holds other offsets than it should."""
+
+    def __init__(self, log: SqliteLog) -> None:
+        self._log = log
+        self.topic: str | None = None
+        self.end: int | None = None
+        self.first: int | None = None
+        self.skip: set[int] = set()
+        self.append, self.free, self.close = log.append, log.free, log.close
+        self.size_bytes = log.size_bytes
+
+    def identity(self) -> tuple[str, str, int]:
+        cluster, topic, partition = self._log.identity()
+        return cluster, self.topic or topic, partition
+
+    def bounds(self) -> tuple[int, int]:
+        first, end = self._log.bounds()
+        return first if self.first is None else self.first, end if self.end is None else self.end
+
+    def read(self, start: int, limit_records: int, limit_bytes: int) -> list[LogRecord]:
+        found = self._log.read(start, limit_records, limit_bytes)
+        return [record for record in found if record.offset not in self.skip]
+
+
+def test_a_topic_made_again_stops_the_compactor(world: World) -> None:
+    world.append(world.seal())
+    log = OtherLog(world.log)
+    world.compactor(log=log).run_once()
+    log.topic = "made-again"
+    with pytest.raises(StoreError, match="deleted and made again"):
+        world.compactor(log=log).run_once()
+    assert forget_position(world.catalog, log.identity()[0]) == 1
+    world.append(world.seal())
+    assert world.compactor(log=log).run_once().stored == 1
+
+
+def test_a_log_that_ends_below_the_stored_offset_stops_the_compactor(world: World) -> None:
+    world.append(world.seal(), world.seal())
+    log = OtherLog(world.log)
+    world.compactor(log=log).run_once()
+    log.first, log.end = 0, 1
+    with pytest.raises(StoreError, match="ends at offset 1, below the stored 2"):
+        world.compactor(log=log).run_once()
+
+
+def test_a_hole_inside_a_batch_is_a_gap(world: World) -> None:
+    world.append(*[world.seal() for _ in range(5)])
+    log = OtherLog(world.log)
+    log.skip = {1, 2}
+    report = world.compactor(log=log).run_once()
+    assert (report.read, report.stored, report.gaps) == (3, 3, ((1, 3),))
+
+
+def test_of_two_compactors_on_one_log_one_wins(world: World) -> None:
+    sealed = [world.seal() for _ in range(3)]
+    world.append(*sealed)
+
+    def serial() -> str:
+        world.compactor(new_serial=lambda: "rival").run_once()
+        return "late"
+
+    with pytest.raises(ConflictError, match="another compactor moved this log"):
+        world.compactor(new_serial=serial).run_once()
+    assert ids(world.stored()) == ids(sealed)
+    assert len(world.files()) == 1
+    assert "rival" in next(iter(world.files()))
+    assert world.compactor().run_once().read == 0
+
+
+def test_one_trace_in_two_logs_at_once_is_stored_once(world: World) -> None:
+    both, only_here, only_there = world.seal(), world.seal(), world.seal()
+    world.append(both, only_here)
+    other = SqliteLog(world.root / "log2", cap_bytes=1 << 30, bucket_s=600, clock=world.clock)
+    other.append([encode_record(both), encode_record(only_there)])
+    serials = []
+
+    def serial() -> str:
+        if not serials:
+            assert world.compactor(log=other, new_serial=lambda: "rival").run_once().stored == 2
+        serials.append("x" * (len(serials) + 1))
+        return serials[-1]
+
+    report = world.compactor(new_serial=serial).run_once()
+    assert (report.stored, report.duplicates) == (1, 1)
+    assert len(serials) == 2
+    assert ids(world.stored()) == ids([both, only_here, only_there])
+    assert len(world.files()) == 2
+    other.close()
+
+
+class HookedCatalog(Catalog):
+    """A catalog that runs something before its next write transaction."""
+
+    hook: Callable[[], object] | None = None
+
+    @contextmanager
+    def begin(self) -> Iterator[Connection]:
+        hook, self.hook = self.hook, None
+        if hook is not None:
+            hook()
+        with super().begin() as connection:
+            yield connection
+
+
+def test_a_file_swept_before_its_commit_is_never_listed(world: World) -> None:
+    sealed = world.seal()
+    world.append(sealed)
+    catalog = HookedCatalog(world.catalog.engine)
+    sweeper = Sweeper(world.catalog, world.shards_dir, clock=world.clock, grace_s=0.0)
+    catalog.hook = sweeper.run_once
+    with pytest.raises(ConflictError, match="swept before it was committed"):
+        world.compactor(catalog=catalog).run_once()
+    assert world.files() == set()
+    assert world.stored() == []
+    assert world.compactor(catalog=catalog).run_once().stored == 1
+    assert world.stored() == [sealed]
+
+
+def test_a_file_within_its_grace_is_left_to_its_writer(world: World) -> None:
+    world.append(world.seal())
+    catalog = HookedCatalog(world.catalog.engine)
+    forever = Sweeper(world.catalog, world.shards_dir, clock=world.clock, grace_s=10**10)
+    catalog.hook = forever.run_once
+    assert world.compactor(catalog=catalog).run_once().stored == 1

@@ -1,0 +1,141 @@
+"""The configuration: file, environment over it, and nothing unknown."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from draftkeep.config import Config, load_config
+from draftkeep.errors import ConfigError
+
+KEY = "0" * 64
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "draftkeep.toml"
+    path.write_text(text)
+    return path
+
+
+def test_defaults_need_no_file() -> None:
+    assert load_config(None, {}) == Config()
+
+
+def leaves(model: type[BaseModel], prefix: str = "") -> list[str]:
+    """Every dotted key of the configuration."""
+    found = []
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            found += leaves(kind, f"{prefix}{name}.")
+        else:
+            found.append(prefix + name)
+    return found
+
+
+# One value other than the default for each key, as the environment gives it.
+OVERRIDES = {
+    "state_dir": "/elsewhere",
+    "keys_dir": "/keys",
+    "model.target": "tiny",
+    "model.threads": "3",
+    "serve.host": "0.0.0.0",  # noqa: S104 (a value to read, nothing binds it)
+    "serve.port": "9000",
+    "serve.node": "node-9",
+    "serve.slots": "2",
+    "serve.max_context": "64",
+    "serve.queue": "7",
+    "serve.speculation": "off",
+    "serve.lookahead": "2",
+    "serve.channel": "canary",
+    "serve.follow_s": "0.5",
+    "serve.admin_key_sha256": "ab",
+    "capture.enabled": "false",
+    "capture.k": "8",
+    "capture.context_tokens": "16",
+    "capture.sampling_rate": "0.25",
+    "capture.queue_traces": "5",
+    "capture.rejected_branches": "true",
+    "log.cap_bytes": "1048576",
+    "log.bucket_s": "60",
+    "retention.period_s": "60",
+    "retention.ttl_s": "86400",
+    "distill.layers": "1",
+    "distill.vocab": "512",
+    "distill.seconds": "5.5",
+    "distill.batch_traces": "4",
+    "distill.learning_rate": "0.01",
+    "distill.min_traces": "2",
+    "distill.checkpoint_s": "1.5",
+    "distill.seed": "9",
+    "distill.gate_min_held_out": "3",
+    "distill.gate_margin": "0.2",
+    "tenants": f'[{{name = "acme", api_key_sha256 = "{KEY}"}}]',
+}
+
+
+@pytest.mark.parametrize("key", leaves(Config))
+def test_every_value_is_overridable_by_the_environment(key: str) -> None:
+    name = "DRAFTKEEP_" + key.upper().replace(".", "__")
+    changed = load_config(None, {name: OVERRIDES[key]})
+    value: object = changed
+    default: object = Config()
+    for part in key.split("."):
+        value, default = getattr(value, part), getattr(default, part)
+    assert value != default
+
+
+def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "[serve]\nport = 1\nslots = 3\n")
+    config = load_config(path, {"DRAFTKEEP_SERVE__PORT": "2"})
+    assert (config.serve.port, config.serve.slots) == (2, 3)
+
+
+@pytest.mark.parametrize("text", ["prot = 1\n", "[serve]\nprot = 1\n", "[server]\nport = 1\n"])
+def test_an_unknown_key_in_the_file_is_an_error(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match="unknown key"):
+        load_config(write(tmp_path, text), {})
+
+
+@pytest.mark.parametrize("name", ["DRAFTKEEP_SERVE__PROT", "DRAFTKEEP_PORT"])
+def test_an_unknown_key_in_the_environment_is_an_error(name: str) -> None:
+    with pytest.raises(ConfigError, match="unknown key"):
+        load_config(None, {name: "1"})
+
+
+def test_a_ttl_under_four_periods_is_refused() -> None:
+    with pytest.raises(ConfigError, match="lengthen ttl_s"):
+        load_config(None, {"DRAFTKEEP_RETENTION__TTL_S": "14399"})
+    load_config(None, {"DRAFTKEEP_RETENTION__TTL_S": "14400"})
+
+
+def test_two_tenants_of_one_name_are_refused() -> None:
+    tenant = f'{{name = "acme", api_key_sha256 = "{KEY}"}}'
+    with pytest.raises(ConfigError, match="unique"):
+        load_config(None, {"DRAFTKEEP_TENANTS": f"[{tenant}, {tenant}]"})
+
+
+def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="check --config"):
+        load_config(tmp_path / "none.toml", {})
+    with pytest.raises(ConfigError, match="is not TOML"):
+        load_config(write(tmp_path, "serve = ["), {})
+
+
+def test_every_documented_key_exists_and_every_key_is_documented() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "operations.md").read_text()
+    documented = {
+        part
+        for line in page.splitlines()
+        if line.startswith("| `")
+        for part in line.split("|")[1].replace("`", "").replace(" ", "").split(",")
+    }
+    for key in leaves(Config):
+        assert key in documented or (key == "tenants" and "[[tenants]]" in page), key
+
+
+def test_the_readme_example_is_valid() -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    text = readme.split("```toml\n")[1].split("```")[0].replace('"..."', f'"{KEY}"')
+    assert Config.model_validate(tomllib.loads(text)).tenants[0].name == "acme"
