@@ -105,7 +105,7 @@ class Learner:
         batch = make_batch(traces, self._lookup_V)
         with self._pass(batch.inputs.ids_BS.shape[1]):
             logits_ND = self._model.lm_head(hidden_NC(self._model, batch.inputs))
-        return forward_kl(logits_ND, batch.ids_NK, batch.logprobs_NK, batch.tail_N).sum() / len(traces)
+        return forward_kl(logits_ND, batch.ids_NK, batch.logprobs_NK, batch.tail_N).mean()
 
     @contextmanager
     def _pass(self, tokens: int) -> Iterator[None]:

@@ -60,8 +60,8 @@ async def stats(node: AdminNode) -> dict[str, Any]:
 @router.post("/speculation")
 async def speculation(body: SpeculationBody, node: AdminNode) -> dict[str, Any]:
     """Change how the engine speculates, between two steps. Outputs do not depend on it."""
-    node.set_speculation(body.mode, body.lookahead)
-    return {"mode": body.mode}
+    lookahead = node.set_speculation(body.mode, body.lookahead)
+    return {"mode": body.mode, "lookahead": lookahead}
 
 
 @router.post("/erase")

@@ -8,20 +8,22 @@ import asyncio
 import json
 import random
 import secrets
-import time
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse
 
 from draftkeep.errors import DeniedError, DraftkeepError
 from draftkeep.ingest.trace import Provenance
 from draftkeep.policies.tenant import TenantPolicy
 from draftkeep.serve import http_errors
 from draftkeep.serve.admin import router as admin_router
+from draftkeep.serve.body_limit import BodyLimit
 from draftkeep.serve.capture import CaptureTag
 from draftkeep.serve.detokenize import Detokenizer
+from draftkeep.serve.event_stream import EventStream
 from draftkeep.serve.generation import Generation
 from draftkeep.serve.node import Node
 from draftkeep.serve.openai_types import ChatRequest, CompletionRequest
@@ -47,6 +49,7 @@ def build_app(node: Node) -> FastAPI:
     http_errors.install(app)
     app.include_router(router)
     app.include_router(admin_router)
+    app.add_middleware(BodyLimit)
     return app
 
 
@@ -97,7 +100,8 @@ async def model(model_id: str, node: NodeOf, tenant: TenantOf) -> dict[str, Any]
 async def chat(body: ChatRequest, request: Request, node: NodeOf, tenant: TenantOf) -> Any:
     """One chat answer."""
     _check(node, body)
-    prompt_ids = chat_prompt(node.target, body)
+    # In a thread: the template and the encoding of a long prompt would hold up every stream.
+    prompt_ids = await run_in_threadpool(chat_prompt, node.target, body)
     cap = output_cap(prompt_ids, body.token_cap, max_context=node.max_context, param="messages")
     return await _answer(node, tenant, request, body, prompt_ids, cap)
 
@@ -108,7 +112,7 @@ async def completions(
 ) -> Any:
     """One completion."""
     _check(node, body)
-    prompt_ids = completion_prompt(node.target, body)
+    prompt_ids = await run_in_threadpool(completion_prompt, node.target, body)
     cap = output_cap(prompt_ids, body.token_cap, max_context=node.max_context, param="prompt")
     return await _answer(node, tenant, request, body, prompt_ids, cap)
 
@@ -145,19 +149,20 @@ async def _answer(
     reply = Reply(
         chat=isinstance(body, ChatRequest),
         response_id=secrets.token_bytes(16),
-        created_s=int(time.time()),
+        created_s=int(node.now_s()),
         model=node.model_id,
         fingerprint=f"fp_{node.target.target_fingerprint.hex()[:16]}",
         prompt_tokens=len(prompt_ids),
     )
+    sampling, seed = sampling_of(node.target, body), seed_of(body)
     tag = _capture_tag(node, tenant, body, reply)
-    generation = Generation(node.engine)
+    generation = Generation(node.engine, tag.delivery if tag is not None else None)
     generation.start(
         EngineRequest(
             request_id=reply.response_id.hex(),
             prompt_ids=prompt_ids,
-            sampling=sampling_of(node.target, body),
-            seed=seed_of(body),
+            sampling=sampling,
+            seed=seed,
             max_tokens=cap,
             on_tokens=generation.on_tokens,
             on_error=generation.on_error,
@@ -168,11 +173,7 @@ async def _answer(
     )
     if body.stream:
         with_usage = body.stream_options is not None and body.stream_options.include_usage
-        return StreamingResponse(
-            _stream(node, generation, reply, with_usage=with_usage),
-            media_type="text/event-stream",
-            headers={"Cache-Control": "no-store"},
-        )
+        return EventStream(_stream(node, generation, reply, with_usage=with_usage), generation)
     return await _whole(node, generation, reply, request)
 
 
@@ -185,8 +186,8 @@ def _capture_tag(
     if not decision.allowed:
         node.capture.refused(decision.reason.value)
         return None
-    return CaptureTag(
-        provenance=Provenance(
+    return node.capture.admit(
+        Provenance(
             tenant=tenant.name,
             subject=body.subject,
             response_id=reply.response_id,
@@ -206,15 +207,18 @@ async def _whole(
     """Wait for the end, or for the client to leave, whichever is first."""
     gone = asyncio.ensure_future(_client_gone(request))
     answer = asyncio.ensure_future(_collect(node, generation, reply))
+    delivered = False
     try:
         await asyncio.wait((gone, answer), return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
             return JSONResponse({}, status_code=499)
-        return JSONResponse(answer.result())
+        response = JSONResponse(answer.result())
+        delivered = not gone.done()
+        return response
     finally:
         gone.cancel()
         answer.cancel()
-        generation.cancel()
+        generation.close(delivered=delivered)
 
 
 async def _client_gone(request: Request) -> None:
@@ -236,7 +240,10 @@ async def _collect(node: Node, generation: Generation, reply: Reply) -> dict[str
 async def _stream(
     node: Node, generation: Generation, reply: Reply, *, with_usage: bool
 ) -> AsyncIterator[str]:
-    """Server-sent events, one per token: an event per step would tell what was accepted."""
+    """Server-sent events, one per token: an event per step would tell what was accepted.
+
+    An error after the first event is an event of its own. The stream's owner closes `generation`.
+    """
     text, tokens = Detokenizer(node.target.tokenizer), 0
     try:
         if reply.chat:
@@ -254,8 +261,6 @@ async def _stream(
             yield _event(reply.usage_chunk(tokens))
     except DraftkeepError as error:
         yield _event(http_errors.error_body(error)[1])
-    finally:
-        generation.cancel()
     yield "data: [DONE]\n\n"
 
 

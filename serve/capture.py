@@ -10,6 +10,7 @@ import numpy as np
 
 from draftkeep.ingest.emitter import Emitter
 from draftkeep.ingest.trace import Branch, DrafterRun, Provenance, TopK, Trace
+from draftkeep.serve.delivery import Delivery
 from draftkeep.serve.request import Finished, RejectedBranch
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.drops import add_drops
@@ -17,9 +18,13 @@ from draftkeep.store.drops import add_drops
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureTag:
-    """What a captured request carries through the engine; one that is not captured has none."""
+    """What a captured request carries through the engine; one that is not captured has none.
+
+    Its trace waits for `delivery`; with None it is offered as soon as the request has finished.
+    """
 
     provenance: Provenance
+    delivery: Delivery | None = None
 
 
 class Capture:
@@ -37,28 +42,46 @@ class Capture:
         self._template = chat_template_hash
         self._lock = threading.Lock()
         self._refused: Counter[str] = Counter()
+        self._open = 0
+        self._offered = 0
+
+    @property
+    def available(self) -> bool:
+        """False where nothing can be captured, so that the engine need not collect."""
+        return self._emitter is not None
 
     def refused(self, reason: str) -> None:
         """Count a request that was not captured, by the policy's reason."""
         with self._lock:
             self._refused[reason] += 1
 
+    def admit(self, provenance: Provenance) -> CaptureTag | None:
+        """The tag of a request that may be captured; None where capture is unavailable.
+
+        Its trace is pending until the tag's delivery is settled.
+        """
+        if not self.available:
+            self.refused("unavailable")
+            return None
+        with self._lock:
+            self._open += 1
+        return CaptureTag(
+            provenance=provenance,
+            delivery=Delivery(
+                keep=lambda finished: self._close(self._offer, finished, provenance),
+                drop=lambda reason: self._close(self.refused, reason),
+            ),
+        )
+
     def finished(self, finished: Finished) -> None:
         """Take one finished request; called in the engine's thread."""
         tag = finished.request.tag
         if not isinstance(tag, CaptureTag):
             return
-        if self._emitter is None:
-            self.refused("unavailable")
-            return
-        try:
-            trace = to_trace(
-                finished, context_tokens=self._context_tokens, chat_template_hash=self._template
-            )
-        except Exception:  # a trace that cannot be built costs that trace alone
-            self.refused("build_failed")
-            return
-        self._emitter.offer(trace, tag.provenance)
+        if tag.delivery is None:
+            self._offer(finished, tag.provenance)
+        else:
+            tag.delivery.finish(finished)
 
     def drops(self) -> dict[str, int]:
         """How many requests left no trace, by reason; reasons that never happened are absent."""
@@ -73,9 +96,35 @@ class Capture:
         """How many traces the log has acknowledged."""
         return 0 if self._emitter is None else self._emitter.acknowledged
 
-    def idle(self) -> bool:
-        """True where nothing that was offered still waits."""
-        return self._emitter is None or self._emitter.flush(0.0)
+    @property
+    def pending(self) -> int:
+        """How many captured requests are neither acknowledged nor dropped yet."""
+        if self._emitter is None:
+            return 0
+        with self._lock:
+            waiting = self._open + self._offered
+        # Read after what was offered, so that a trace is never missed, only seen for too long.
+        return max(0, waiting - self._emitter.acknowledged - sum(self._emitter.counts().values()))
+
+    def _close(self, settle: Callable[..., None], *arguments: object) -> None:
+        settle(*arguments)
+        with self._lock:
+            self._open -= 1
+
+    def _offer(self, finished: Finished, provenance: Provenance) -> None:
+        if self._emitter is None:
+            self.refused("unavailable")
+            return
+        try:
+            trace = to_trace(
+                finished, context_tokens=self._context_tokens, chat_template_hash=self._template
+            )
+        except Exception:  # a trace that cannot be built costs that trace alone
+            self.refused("build_failed")
+            return
+        with self._lock:
+            self._offered += 1
+        self._emitter.offer(trace, provenance)
 
 
 class DropReporter:

@@ -7,8 +7,8 @@ REPLACEMENT = "\ufffd"
 # Ids kept before the unread ones, so that a decoder that treats a first token differently (a
 # leading space, a byte-fallback piece) sees a token that is not the first.
 CONTEXT_IDS = 6
-# A UTF-8 character has at most four bytes, so at most four byte-level tokens; past that, the
-# replacement character is the tokens' own text and is passed on.
+# A character has at most four bytes, so at most four ids; past that a replacement character is
+# what the ids mean, and only the last one can still change.
 MAX_HELD_IDS = 8
 
 
@@ -21,37 +21,39 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._ids: list[int] = []
-        self._start = 0  # where the context begins
-        self._read = 0  # ids before this one have been emitted
+        added = tokenizer.added_tokens_decoder
+        self._special = frozenset(token for token, entry in added.items() if entry.special)
+        self._window: list[int] = []
+        self._held = 0  # ids at the window's end that are not fully emitted
+        self._sent = 0  # characters of the window's text that were emitted
 
     def push(self, ids: Sequence[int]) -> str:
         """Add ids; returns new text, empty while a character is still incomplete."""
-        self._ids.extend(ids)
-        text = self._pending()
-        held = len(self._ids) - self._read
-        if text.endswith(REPLACEMENT) and held <= MAX_HELD_IDS:
+        fresh = [token for token in ids if token not in self._special]
+        self._window += fresh
+        self._held += len(fresh)
+        text = self._decode()
+        open_end = text.endswith(REPLACEMENT)
+        if open_end and self._held <= MAX_HELD_IDS:
             return ""
-        self._advance()
-        return text
+        return self._emit(text, len(text) - open_end)
 
     def flush(self) -> str:
         """The rest, incomplete bytes as replacement characters. Call once, at the end."""
-        text = self._pending()
-        self._advance()
-        return text
+        text = self._decode()
+        return self._emit(text, len(text))
 
-    def _pending(self) -> str:
-        known = self._decode(self._ids[self._start : self._read])
-        return self._decode(self._ids[self._start :])[len(known) :]
+    def _emit(self, text: str, until: int) -> str:
+        new = text[self._sent : until]
+        unsent = len(text) - until
+        del self._window[:-CONTEXT_IDS]
+        self._held = 0
+        self._sent = max(0, len(self._decode()) - unsent)
+        return new
 
-    def _advance(self) -> None:
-        self._read = len(self._ids)
-        self._start = max(0, self._read - CONTEXT_IDS)
-
-    def _decode(self, ids: Sequence[int]) -> str:
+    def _decode(self) -> str:
         return str(
             self._tokenizer.decode(
-                list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+                self._window, skip_special_tokens=True, clean_up_tokenization_spaces=False
             )
         )

@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from draftkeep.errors import DraftkeepError, ModelError
+from draftkeep.errors import ConfigError, ModelError
 from draftkeep.serve.drafting import DraftModel
 from draftkeep.serve.engine import Engine
 from draftkeep.store.drafter import load_drafter
@@ -25,9 +25,10 @@ def scope_of(tenants: tuple[str, ...]) -> str:
 class ChannelFollower:
     """Polls a channel in a thread of its own and swaps the engine's drafter.
 
-    A drafter that does not verify is refused once, by digest, and the running one stays. A channel
-    that is cleared, or whose drafter was quarantined, ends drafting at the next poll. While the
-    registry cannot be read the running drafter stays.
+    A drafter that does not verify is refused for good, by digest, and the running one stays. A
+    channel that is cleared ends drafting at the next poll, and so does a running drafter that was
+    quarantined, whatever the channel says. While the registry cannot be read the running drafter
+    stays. `after_poll` runs in the same thread; what it raises is logged and dropped.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class ChannelFollower:
         *,
         scope: str,
         channel: str,
-        gate_public: Callable[[], bytes | None],
+        gate_public: Callable[[], bytes],
         every_s: float,
         after_poll: Callable[[], None] = lambda: None,
     ) -> None:
@@ -51,6 +52,7 @@ class ChannelFollower:
         self._every_s = every_s
         self._after_poll = after_poll
         self._refused: set[bytes] = set()
+        self._stuck: bytes | None = None
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="follower", daemon=True)
@@ -72,42 +74,61 @@ class ChannelFollower:
         with self._lock:
             try:
                 digest = self._registry.channel(self._scope, self._channel)
-            except Exception:
-                _log.warning("the registry cannot be read; the running drafter stays")
+                current = self.current
+                sound = current is None or self._registry.status(current) == "registered"
+            except Exception as error:
+                _log.warning(
+                    "the registry cannot be read (%s); the running drafter stays",
+                    type(error).__name__,
+                )
                 return
-            if digest == self.current or digest in self._refused:
-                return
-            if digest is None:
+            if digest == current or (digest is not None and self._take(digest)):
+                self.current = digest
+            elif digest is None or not sound:
                 self._engine.swap(None)
+                self.current = None
                 _log.info("drafting with nothing")
-            elif not self._take(digest):
-                return
-            self.current = digest
 
     def _take(self, digest: bytes) -> bool:
+        """Load, verify and swap; False where this drafter cannot be used, or not yet."""
+        if digest in self._refused:
+            return False
         try:
             self._engine.swap(self._load(digest))
-        except (DraftkeepError, OSError) as error:
+        except ModelError as error:
             self._refused.add(digest)
             _log.error("drafter %s refused: %s", digest.hex()[:12], error)
             return False
+        except Exception as error:
+            # A file or a key that is not there yet, or no memory: the next poll tries again.
+            if digest != self._stuck:
+                reason = str(error) if isinstance(error, ConfigError) else type(error).__name__
+                _log.error("drafter %s not loaded yet: %s", digest.hex()[:12], reason)
+            self._stuck = digest
+            return False
+        self._stuck = None
         _log.info("drafting with %s", digest.hex()[:12])
         return True
 
     def _load(self, digest: bytes) -> DraftModel:
-        gate_public = self._gate_public()
-        if gate_public is None:
-            raise ModelError("no gate key is known here, so no drafter can be verified")
         drafter = load_drafter(
             self._registry.path(digest),
-            gate_public=gate_public,
+            gate_public=self._gate_public(),
             expect_tokenizer=self._target.tokenizer_fingerprint,
             expect_vocab=self._target.vocab,
             share_embeddings=self._target.model.get_input_embeddings().weight,
         )
+        if drafter.manifest.target != self._target.target_fingerprint.hex():
+            raise ModelError(
+                f"it was made for target {drafter.manifest.target[:12]}, this node serves "
+                f"{self._target.target_fingerprint.hex()[:12]}; train one for this target"
+            )
         return DraftModel(model=drafter.model, vocab_ids=drafter.vocab_ids, digest=drafter.digest)
 
     def _run(self) -> None:
         while not self._stop.wait(self._every_s):
             self.poll()
-            self._after_poll()
+            try:
+                self._after_poll()
+            except Exception as error:
+                _log.error("housekeeping failed with %s", type(error).__name__)

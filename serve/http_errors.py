@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 class NotFoundError(DraftkeepError):
-    """The model asked for is not the one served (HTTP 404)."""
+    """The model asked for is not the one served (HTTP 404, param `model`)."""
 
 
 class ForbiddenError(DraftkeepError):
@@ -25,25 +25,27 @@ class UnavailableError(DraftkeepError):
     """The engine is not running (HTTP 503)."""
 
 
-_STATUS: tuple[tuple[type[DraftkeepError], int, str], ...] = (
-    (InputError, 400, "invalid_request_error"),
-    (DeniedError, 401, "authentication_error"),
-    (ForbiddenError, 403, "permission_error"),
-    (NotFoundError, 404, "not_found_error"),
-    (BusyError, 429, "rate_limit_error"),
-    (UnavailableError, 503, "service_unavailable_error"),
+_STATUS: tuple[tuple[type[DraftkeepError], int, str, str | None], ...] = (
+    (InputError, 400, "invalid_request_error", None),
+    (DeniedError, 401, "authentication_error", "invalid_api_key"),
+    (ForbiddenError, 403, "permission_error", None),
+    (NotFoundError, 404, "not_found_error", "model_not_found"),
+    (BusyError, 429, "rate_limit_error", None),
+    (UnavailableError, 503, "service_unavailable_error", None),
 )
 
 
 def error_body(error: DraftkeepError) -> tuple[int, dict[str, object]]:
     """(status, body) of an error."""
-    status, kind = 500, "server_error"
-    for known, its_status, its_kind in _STATUS:
+    status, kind, code = 500, "server_error", None
+    for known, its_status, its_kind, its_code in _STATUS:
         if isinstance(error, known):
-            status, kind = its_status, its_kind
+            status, kind, code = its_status, its_kind, its_code
             break
     param = error.param if isinstance(error, InputError) else None
-    return status, _body(str(error), kind, param)
+    if isinstance(error, NotFoundError):
+        param = "model"
+    return status, _body(str(error), kind, param, code)
 
 
 def install(app: FastAPI) -> None:
@@ -51,6 +53,8 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(DraftkeepError)
     async def _ours(request: Request, error: DraftkeepError) -> JSONResponse:
+        if isinstance(error, BusyError) and not request.app.state.node.ready:
+            error = UnavailableError(str(error))
         status, body = error_body(error)
         headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 429 else None
         return JSONResponse(body, status_code=status, headers=headers)
@@ -76,13 +80,17 @@ def install(app: FastAPI) -> None:
 def _first(error: RequestValidationError) -> tuple[str, str | None]:
     """The first problem, by field and rule. Pydantic's own text names rules, not input."""
     item = error.errors()[0]
-    place = [part for part in item["loc"] if isinstance(part, str) and part != "body"]
+    # Only the first name: what follows may be a key of the caller's own, as in logit_bias.
+    place = [part for part in item["loc"][1:] if isinstance(part, str)]
     if item["type"] == "json_invalid":
         return "the body is not valid JSON", None
-    param = place[0] if place else None
+    if item["type"] == "extra_forbidden":
+        return "the body holds a field that this route does not know", None
+    if not place:
+        return "the body must be a JSON object, sent as application/json", None
     rule = str(item["msg"]) if item["type"] != "value_error" else "is not allowed"
-    return f"{param or 'body'}: {rule}", param
+    return f"{place[0]}: {rule}", place[0]
 
 
-def _body(message: str, kind: str, param: str | None) -> dict[str, object]:
-    return {"error": {"message": message, "type": kind, "param": param, "code": None}}
+def _body(message: str, kind: str, param: str | None, code: str | None = None) -> dict[str, object]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

@@ -1,8 +1,7 @@
-"""A serving node put together: model, engine, keys, log, capture, and the channel it follows."""
+"""A serving node put together: model, engine, keys, outbox, capture, and the channel it follows."""
 
-import json
 import logging
-import sys
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -12,26 +11,21 @@ from typing import Any, Literal
 import torch
 
 from draftkeep.config import Config
-from draftkeep.errors import DeniedError, DraftkeepError
-from draftkeep.ingest.codec import encode_body
-from draftkeep.ingest.emitter import Emitter
-from draftkeep.ingest.sqlite_log import SqliteLog
-from draftkeep.ingest.tables import RemapTable
+from draftkeep.errors import DraftkeepError, InputError
 from draftkeep.policies.keyring import Keyring
-from draftkeep.policies.signing import SigningKey
 from draftkeep.policies.tenant import Tenants
 from draftkeep.serve.capture import Capture, DropReporter
 from draftkeep.serve.engine import Engine
 from draftkeep.serve.follow import ChannelFollower, scope_of
 from draftkeep.serve.groups import GroupCounts
+from draftkeep.serve.http_errors import UnavailableError
 from draftkeep.serve.lookahead import Speculation
+from draftkeep.serve.outbox import Outbox
 from draftkeep.serve.request import Finished
-from draftkeep.serve.sealing import PublishingSealer
-from draftkeep.store.anchors import GATE, ISSUER, publish_anchor, read_anchor
+from draftkeep.store.anchors import GATE, read_anchor
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.erasure import ErasureResult, erase_subject
 from draftkeep.store.models import TargetModel, load_target
-from draftkeep.store.nodes import enrol_node
 from draftkeep.store.registry import Registry
 
 DRAIN_TIMEOUT_S = 10.0
@@ -43,44 +37,36 @@ _log = logging.getLogger(__name__)
 class Node:
     """Everything behind the HTTP app. `build`, `start`, `close`; in between it serves.
 
-    Problems of the model or the configuration refuse the start. Problems of capture (keys, log,
-    catalog) leave the node serving without capture, loudly.
+    Problems of the model, the catalog or the configuration refuse the start. Problems of capture
+    (keys, log, enrolment) leave the node serving without capture: logged, and counted as drops.
     """
 
     def __init__(
         self, config: Config, target: TargetModel, *, clock: Callable[[], float] = time.time
     ) -> None:
         self._config = config
-        self._clock = clock
+        self.now_s = clock
         self.target = target
         self.tenants = Tenants.from_config(config)
-        self.model_id = Path(target.name).name
+        # Never a path: it is shown to every caller.
+        self.model_id = os.path.basename(os.path.abspath(target.name))
         self.max_context = config.serve.max_context
         self.sampling_rate = config.capture.sampling_rate
         self.admin_key_sha256 = config.serve.admin_key_sha256
         self.started_s = clock()
         self.groups = GroupCounts()
+        self.engine = _engine(config, target, on_finish=self._finished)
         self.catalog = Catalog.open(config.state_dir / "catalog.db")
         self.registry = Registry(self.catalog, config.state_dir / "drafters")
-        self._keyring: Keyring | None = None
-        self._sealer: PublishingSealer | None = None
-        self._next_expiry_s = 0.0
-        self._sealed_log: SqliteLog | None = None
-        self._emitter: Emitter | None = None
-        self.capture = self._build_capture()
-        self._drops = DropReporter(self.capture, self.catalog, node=config.serve.node, clock=clock)
-        self.engine = Engine(
-            target.model,
-            slots=config.serve.slots,
-            max_context=config.serve.max_context,
-            queue=config.serve.queue,
-            speculation=Speculation(
-                mode=config.serve.speculation, lookahead=config.serve.lookahead
-            ),
-            capture_k=config.capture.k,
-            capture_branches=config.capture.rejected_branches,
-            on_finish=self._finished,
+        self._keyring = self._open_keyring()
+        self._outbox = self._build_outbox()
+        self.capture = Capture(
+            self._outbox.emitter if self._outbox is not None else None,
+            context_tokens=config.capture.context_tokens,
+            chat_template_hash=target.chat_template_hash,
         )
+        self._drops = DropReporter(self.capture, self.catalog, node=config.serve.node, clock=clock)
+        self._next_expiry_s = 0.0
         self.follower = ChannelFollower(
             self.engine,
             self.registry,
@@ -92,9 +78,7 @@ class Node:
             after_poll=self._keep_house,
         )
         self._stop = threading.Event()
-        self._thread = threading.Thread(
-            target=self.engine.run, args=(self._stop,), name="engine", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run_engine, name="engine", daemon=True)
 
     @classmethod
     def build(cls, config: Config) -> "Node":
@@ -109,16 +93,18 @@ class Node:
         self.follower.start()
 
     def close(self) -> None:
-        """Stop the engine, deliver what was captured, and close every file."""
+        """Stop the engine, deliver what was captured, and close every file.
+
+        A log that hangs holds this up for `DRAIN_TIMEOUT_S` at most; what it did not take by then
+        is counted as dropped.
+        """
         self.follower.close()
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
-        if self._emitter is not None:
-            self._emitter.close(DRAIN_TIMEOUT_S)
+        if self._outbox is not None:
+            self._outbox.close(DRAIN_TIMEOUT_S)
         self._drops.report()
-        if self._sealed_log is not None:
-            self._sealed_log.close()
         if self._keyring is not None:
             self._keyring.close()
         self.catalog.close()
@@ -159,39 +145,58 @@ class Node:
             "capture": {
                 "acknowledged": self.capture.acknowledged,
                 "drops": self.capture.drops(),
-                "pending": 0 if self.capture.idle() else 1,
+                "pending": self.capture.pending,
             },
         }
 
-    def set_speculation(self, mode: Literal["auto", "fixed", "off"], lookahead: int | None) -> None:
-        """Change the mode between two steps; `lookahead` None keeps the configured one."""
-        self.engine.set_speculation(
-            Speculation(mode=mode, lookahead=lookahead or self._config.serve.lookahead)
-        )
+    def set_speculation(self, mode: Literal["auto", "fixed", "off"], lookahead: int | None) -> int:
+        """Change the mode between two steps; returns the lookahead, the configured one for None."""
+        chosen = lookahead or self._config.serve.lookahead
+        self.engine.set_speculation(Speculation(mode=mode, lookahead=chosen))
+        return chosen
 
     def erase(self, tenant: str, subject: str) -> ErasureResult:
         """Erase a subject everywhere this node can reach, and stop drafting with what learned
-        from it. Cached keys go at the keyring's next call, by its erasure counter."""
-        if self._keyring is None:
-            raise DraftkeepError("the keyring is not available here; use draftkeep erase")
+        from it.
+
+        Cached keys go at the keyring's next call, by its erasure counter. Requests under way and
+        traces that wait are never sealed. A subject nobody has seen gives a result of zeros.
+        """
         if tenant not in {known.name for known in self._config.tenants}:
-            raise DeniedError("that tenant is not configured")
-        result = erase_subject(
-            self.catalog, self._keyring, tenant=tenant, subject=subject, now_s=self._clock()
-        )
-        self.follower.poll()
-        return result
+            raise InputError("that tenant is not configured on this node", param="tenant")
+        if self._keyring is None:
+            raise UnavailableError(
+                "the keyring cannot be used here, see the node's log; use draftkeep erase"
+            )
+        if self._outbox is not None:
+            self._outbox.sealer.forget(tenant, subject)
+        try:
+            return erase_subject(
+                self.catalog, self._keyring, tenant=tenant, subject=subject, now_s=self.now_s()
+            )
+        finally:
+            # The plan may be committed even where a later step failed.
+            self.follower.poll()
+
+    def _run_engine(self) -> None:
+        try:
+            self.engine.run(self._stop)
+        except Exception as error:
+            _log.critical("the engine died with %s; restart the node", type(error).__name__)
+            # Whoever waits is told, and nobody is taken on.
+            self._stop.set()
+            self.engine.close()
 
     def _keep_house(self) -> None:
         """Report drops; forget what is past its period, destroy what is past its deadline."""
         self._drops.report()
-        if self._sealer is not None:
-            self._sealer.sweep()
-        if self._keyring is None or self._clock() < self._next_expiry_s:
+        if self._outbox is not None:
+            self._outbox.sealer.sweep()
+        if self._keyring is None or self.now_s() < self._next_expiry_s:
             return
-        self._next_expiry_s = self._clock() + EXPIRY_EVERY_S
+        self._next_expiry_s = self.now_s() + EXPIRY_EVERY_S
         try:
-            self._keyring.destroy_expired(self._clock())
+            self._keyring.destroy_expired(self.now_s())
         except DraftkeepError as error:
             _log.error("expired keys are not destroyed yet: %s", error)
 
@@ -199,72 +204,47 @@ class Node:
         self.groups.add(finished)
         self.capture.finished(finished)
 
-    def _build_capture(self) -> Capture:
-        emitter = None
-        if self._config.capture.enabled:
-            try:
-                emitter = self._build_emitter()
-            except (DraftkeepError, OSError) as error:
-                _log.error("serving without capture: %s", error)
-        self._emitter = emitter
-        return Capture(
-            emitter,
-            context_tokens=self._config.capture.context_tokens,
-            chat_template_hash=self.target.chat_template_hash,
-        )
+    def _open_keyring(self) -> Keyring | None:
+        """None where it cannot be used. Erasure and deadlines need it without capture, too."""
+        try:
+            return Keyring.open(
+                self._config.keys_path, retention=self._config.retention, clock=self.now_s
+            )
+        except Exception as error:
+            _log.error("serving without a keyring, so without capture: %s", _reason(error))
+            return None
 
-    def _build_emitter(self) -> Emitter:
-        config = self._config
-        self._keyring = Keyring.open(
-            config.keys_path, retention=config.retention, clock=self._clock
-        )
-        publish_anchor(config.state_dir, ISSUER, self._keyring.issuer_public)
-        name = config.serve.node
-        signing = SigningKey.load_or_create(config.keys_path / f"node-{name}.key")
-        enrol_node(
-            self.catalog,
-            name,
-            signing.public,
-            [tenant.name for tenant in config.tenants],
-            self._clock(),
-        )
-        self._sealed_log = SqliteLog(
-            config.state_dir / "log" / "traces",
-            cap_bytes=config.log.cap_bytes,
-            bucket_s=config.log.bucket_s,
-            clock=self._clock,
-        )
-        self._sealer = PublishingSealer(
-            self._keyring.node_keys(), name, signing, catalog=self.catalog, clock=self._clock
-        )
-        table = RemapTable.identity()
-        return Emitter(
-            self._sealer,
-            self._sealed_log,
-            encode=lambda trace: encode_body(trace, table),
-            queue_traces=config.capture.queue_traces,
-            on_drop=lambda reason: None,
-        )
+    def _build_outbox(self) -> Outbox | None:
+        if not self._config.capture.enabled or self._keyring is None:
+            return None
+        try:
+            return Outbox.build(
+                self._config, keyring=self._keyring, catalog=self.catalog, clock=self.now_s
+            )
+        except Exception as error:
+            _log.error("serving without capture: %s", _reason(error))
+            return None
 
 
-def serve(config: Config) -> None:
-    """Serve until SIGTERM or SIGINT: requests under way are cancelled, captured traces delivered.
-
-    The address is written to `serve.json` in the state directory once requests are taken.
-    """
-    from draftkeep.serve.runserver import run
-
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+def _engine(
+    config: Config, target: TargetModel, *, on_finish: Callable[[Finished], None]
+) -> Engine:
+    return Engine(
+        target.model,
+        slots=config.serve.slots,
+        max_context=config.serve.max_context,
+        queue=config.serve.queue,
+        speculation=Speculation(mode=config.serve.speculation, lookahead=config.serve.lookahead),
+        capture_k=config.capture.k,
+        capture_branches=config.capture.rejected_branches,
+        on_finish=on_finish,
     )
-    run(Node.build(config), config)
 
 
-def write_address(config: Config, url: str) -> None:
-    """Tell whoever waits for it where the node listens."""
-    path = config.state_dir / "serve.json"
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"url": url}))
-    temporary.replace(path)
+def _reason(error: Exception) -> str:
+    """Only errors raised on purpose are known to say nothing they should not."""
+    if isinstance(error, DraftkeepError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{type(error).__name__}: {error.strerror} ({Path(error.filename or '').name})"
+    return type(error).__name__

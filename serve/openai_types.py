@@ -4,6 +4,7 @@ A field that would change the output but is not supported is refused, never igno
 without influence on the output are accepted and dropped; none of them is logged.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
@@ -11,26 +12,46 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from draftkeep.errors import InputError
 
 MAX_SUBJECT_CHARS = 128
-# Chat and completion fields that change the output, with the only values that leave it alone.
+# Fields that change the output, here or in other servers, with the values that leave it alone
+# beside null.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (None, 1),
-    "best_of": (None, 1),
-    "stop": (None, "", []),
-    "logprobs": (None, False, 0),
-    "top_logprobs": (None, 0),
-    "tools": (None, []),
-    "tool_choice": (None, "none", "auto"),
-    "functions": (None, []),
-    "function_call": (None, "none", "auto"),
-    "response_format": (None, {"type": "text"}),
-    "echo": (None, False),
-    "suffix": (None, ""),
-    "modalities": (None, ["text"]),
-    "audio": (None,),
-    "prediction": (None,),
-    "reasoning_effort": (None,),
-    "web_search_options": (None,),
+    "n": (1,),
+    "best_of": (1,),
+    "stop": ("", []),
+    "stop_token_ids": ([],),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "prompt_logprobs": (),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": ([],),
+    "guided_grammar": (),
+    "echo": (False,),
+    "suffix": ("",),
+    "modalities": (["text"],),
+    "audio": (),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "add_generation_prompt": (True,),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "typical_p": (1, 1.0),
+    "length_penalty": (1, 1.0),
+    "use_beam_search": (False,),
+    "truncate_prompt_tokens": (),
+    "skip_special_tokens": (True,),
 }
+_NEUTRAL_IN_MESSAGES = {"tool_calls": ([],), "function_call": (), "tool_call_id": (), "audio": ()}
 
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Subject = Annotated[str, StringConstraints(min_length=1, max_length=MAX_SUBJECT_CHARS)]
@@ -48,7 +69,7 @@ class TextPart(BaseModel):
 class Message(BaseModel):
     """One chat message. Content is a string or a list of text parts."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="allow")
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
@@ -86,7 +107,7 @@ class _Sampled(BaseModel):
     logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
     min_tokens: int | None = Field(default=None, ge=0)
-    ignore_eos: bool = False
+    ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     store: bool | None = None
@@ -106,10 +127,9 @@ class _Sampled(BaseModel):
 
     def refuse_unsupported(self) -> None:
         """Raise InputError for the first field that would need what is not there."""
-        given: dict[str, Any] = {**(self.model_extra or {})}
-        for name, neutral in _NEUTRAL.items():
-            if name in given and given[name] not in neutral:
-                raise InputError(f"{name} is not supported here; leave it out", param=name)
+        name = _first_unsupported(self.model_extra, _NEUTRAL)
+        if name is not None:
+            raise InputError(f"{name} is not supported here; leave it out", param=name)
         if self.stream_options is not None and not self.stream:
             raise InputError("stream_options needs stream to be true", param="stream_options")
 
@@ -119,6 +139,17 @@ class ChatRequest(_Sampled):
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
+
+    def refuse_unsupported(self) -> None:
+        """As for every request, and for fields of a message."""
+        super().refuse_unsupported()
+        for message in self.messages:
+            name = _first_unsupported(message.model_extra, _NEUTRAL_IN_MESSAGES)
+            if name is not None:
+                raise InputError(
+                    f"a message with {name} is not supported here; send text alone",
+                    param="messages",
+                )
 
     @property
     def token_cap(self) -> int | None:
@@ -135,3 +166,19 @@ class CompletionRequest(_Sampled):
     def token_cap(self) -> int:
         """The caller's bound on output tokens; OpenAI's default where it gave none."""
         return self.max_tokens or 16
+
+
+def _first_unsupported(
+    extra: dict[str, Any] | None, neutral: Mapping[str, tuple[Any, ...]]
+) -> str | None:
+    """The first field of `neutral` that was given another value than null or a neutral one.
+
+    0 and false are different values here: `logprobs: 0` asks for something.
+    """
+    for name, value in (extra or {}).items():
+        allowed = neutral.get(name)
+        if allowed is None or value is None:
+            continue
+        if not any(type(value) is type(same) and value == same for same in allowed):
+            return name
+    return None

@@ -58,7 +58,7 @@ def sampling_of(target: TargetModel, body: ChatRequest | CompletionRequest) -> S
         frequency_penalty=_given(body.frequency_penalty, 0.0),
         logit_bias=tuple(sorted(bias.items())),
         eos_ids=target.eos_ids,
-        ignore_eos=body.ignore_eos,
+        ignore_eos=bool(body.ignore_eos),
         min_tokens=body.min_tokens or 0,
     )
 

@@ -99,14 +99,14 @@ def parse(records: Iterable[LogRecord]) -> tuple[list[Candidate], list[Refused]]
 class Admission:
     """The facts one batch is judged by, read from the catalog in one snapshot.
 
-    `period_s` is the longest period in use; None bounds it by the ttl, which is at least four
-    periods.
+    `trusted` are the periods whose record carries the issuer's signature. `period_s` is the
+    longest period in use; None bounds it by the ttl, which is at least four periods.
     """
 
     nodes: dict[str, Node]
     periods: dict[bytes, PublishedPeriod]
+    trusted: frozenset[bytes]
     tombstones: Tombstones
-    issuer_public: bytes
     now_s: float
     period_s: int | None
 
@@ -122,11 +122,16 @@ class Admission:
     ) -> "Admission":
         """Read what judging `candidates` needs."""
         headers = [candidate.header for candidate in candidates]
+        periods = load_periods(connection, {header.period_id for header in headers})
         return cls(
             nodes=load_nodes(connection),
-            periods=load_periods(connection, {header.period_id for header in headers}),
+            periods=periods,
+            trusted=frozenset(
+                period_id
+                for period_id, published in periods.items()
+                if published.record.verify(issuer_public)
+            ),
             tombstones=load_tombstones(connection, headers),
-            issuer_public=issuer_public,
             now_s=now_s,
             period_s=period_s,
         )
@@ -163,7 +168,7 @@ class Admission:
         if published is None:
             return Refusal.UNKNOWN_PERIOD
         record = published.record
-        if not record.verify(self.issuer_public):
+        if header.period_id not in self.trusted:
             return Refusal.UNTRUSTED_PERIOD
         if record.tenant != header.tenant:
             return Refusal.PERIOD_MISMATCH

@@ -38,12 +38,13 @@ def build_network(config: PretrainedConfig, *, embedding_VC: Tensor, head_DC: Te
     small = copy.deepcopy(config)
     # Embeddings and head are replaced below; building them at full size would cost seconds.
     small.vocab_size, small.pad_token_id = 1, None
-    model: Any = AutoModelForCausalLM.from_config(
-        small, dtype=embedding_VC.dtype, attn_implementation="sdpa"
-    )
+    maker: Any = AutoModelForCausalLM
+    model = maker.from_config(small, dtype=embedding_VC.dtype, attn_implementation="sdpa")
     check_family(model)
-    embedding = nn.Embedding.from_pretrained(embedding_VC, freeze=True)
-    model.model.embed_tokens = embedding
+    model.model.embed_tokens = nn.Embedding(
+        embedding_VC.shape[0], embedding_VC.shape[1], device="meta"
+    )
+    model.model.embed_tokens.weight = nn.Parameter(embedding_VC, requires_grad=False)
     model.lm_head = nn.Linear(head_DC.shape[1], head_DC.shape[0], bias=False, device="meta")
     model.lm_head.weight = nn.Parameter(head_DC)
     model.config.vocab_size = embedding_VC.shape[0]

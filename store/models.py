@@ -84,7 +84,7 @@ def load_target(name: str, *, cache_dir: Path | None = None, progress: bool = Fa
         config = read_config(_config(directory), where=name)
         check_servable(config, where=name)
         marks = fingerprints(directory, cache_dir=cache)
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             directory,
             dtype=torch.float32,
             attn_implementation="sdpa",
@@ -139,14 +139,15 @@ def eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
 @contextmanager
 def _bars(wanted: bool) -> Iterator[None]:
     """Progress bars off inside the block unless wanted; the library's setting comes back after."""
-    if wanted or not logging.is_progress_bar_enabled():
+    switch: Any = logging
+    if wanted or not switch.is_progress_bar_enabled():
         yield
         return
-    logging.disable_progress_bar()
+    switch.disable_progress_bar()
     try:
         yield
     finally:
-        logging.enable_progress_bar()
+        switch.enable_progress_bar()
 
 
 def _config(directory: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import importlib.util
 import os
 from contextlib import redirect_stderr
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
@@ -51,7 +52,7 @@ def _convert(weights: Path, directory: Path) -> None:
             source, gguf_file=weights.name, dtype=torch.float32
         )
         tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=weights.name)
-    config = loaded.config
+    config: Any = loaded.config
     # A model that came from GGUF refuses save_pretrained, so its tensors move to one that did not.
     if hasattr(config, "quantization_config"):
         del config.quantization_config

@@ -65,7 +65,8 @@ def _tokenizer() -> Any:
         show_progress=False,
     )
     core.train_from_iterator(("\n".join(row) for row in dialogues(_DIALOGUES, seed=_SEED)), trainer)
-    tokenizer = PreTrainedTokenizerFast(
+    maker: Any = PreTrainedTokenizerFast
+    tokenizer = maker(
         tokenizer_object=core,
         bos_token=_SPECIAL[1],
         eos_token=_SPECIAL[2],
@@ -82,7 +83,7 @@ def _grown(tokenizer: Any) -> Any:
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(_SEED)
-            model = LlamaForCausalLM(_config())
+            model: Any = LlamaForCausalLM(_config())
             _train(model, _rows(tokenizer))
     finally:
         torch.set_num_threads(threads)
@@ -103,7 +104,6 @@ def _config() -> LlamaConfig:
         eos_token_id=2,
         pad_token_id=0,
         initializer_range=0.05,
-        attn_implementation="sdpa",
     )
 
 

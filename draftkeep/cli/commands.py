@@ -36,7 +36,7 @@ TenantOption = Annotated[str | None, typer.Option(help="Tenant; may be left out 
 @app.command()
 def serve(config: ConfigOption = None) -> None:
     """Serve the target model behind an OpenAI-compatible endpoint."""
-    from draftkeep.serve.node import serve as run
+    from draftkeep.serve.runserver import serve as run
 
     run(load_config(config))
 

@@ -19,6 +19,21 @@ from draftkeep.kernels.sampling import Sampling
 GOLDEN = Path(__file__).parents[1] / "golden" / "body-v1.bin"
 F32, I32 = np.float32, np.int32
 
+SAMPLING = Sampling(
+    temperature=0.7,
+    top_p=0.95,
+    top_k=50,
+    min_p=0.01,
+    repetition_penalty=1.1,
+    presence_penalty=0.25,
+    frequency_penalty=-0.5,
+    logit_bias=((9, -100.0), (70_000, 1.5)),
+    eos_ids=(2,),
+    stop_ids=(40, 41),
+    ignore_eos=True,
+    min_tokens=3,
+)
+
 
 def golden_trace() -> Trace:
     """The trace that body-v1.bin holds: every field set, values on the grid."""
@@ -42,20 +57,7 @@ def golden_trace() -> Trace:
         ),
         how_T=np.array([How.ACCEPTED, How.CORRECTED, How.PLAIN, How.CORRECTED], np.uint8),
         rejected_T=np.array([-1, 7, -1, 65_536], I32),
-        sampling=Sampling(
-            temperature=0.7,
-            top_p=0.95,
-            top_k=50,
-            min_p=0.01,
-            repetition_penalty=1.1,
-            presence_penalty=0.25,
-            frequency_penalty=-0.5,
-            logit_bias=((9, -100.0), (70_000, 1.5)),
-            eos_ids=(2,),
-            stop_ids=(40, 41),
-            ignore_eos=True,
-            min_tokens=3,
-        ),
+        sampling=SAMPLING,
         seed=2**63 + 7,
         choice=1,
         finish=Finish.STOP,

@@ -84,6 +84,17 @@ class TestFiles:
         assert [record.offset for record in log.read(0, *EVERYTHING)] == [0, 1, 2, 3]
         log.close()
 
+    def test_a_commit_waits_for_the_disk(
+        self, directory: Path, open_log: Callable[..., SqliteLog]
+    ) -> None:
+        open_log().close()
+        with buckets.opened(buckets.list_buckets(directory)[0]) as connection:
+            values = {
+                name: connection.execute(f"PRAGMA {name}").fetchone()[0]
+                for name in ("journal_mode", "synchronous", "page_size")
+            }
+        assert values == {"journal_mode": "wal", "synchronous": 2, "page_size": 16384}
+
     def test_freed_bytes_are_nowhere_on_disk(
         self, directory: Path, open_log: Callable[..., SqliteLog]
     ) -> None:

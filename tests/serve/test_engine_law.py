@@ -19,7 +19,7 @@ from draftkeep.kernels.sampling import Sampling
 from draftkeep.serve import row as row_module
 from draftkeep.serve import verification
 
-VOCAB, TOKENS, SAMPLES = 5, 3, 4000
+VOCAB, TOKENS, SAMPLES = 5, 3, 2000
 PROMPT = (2, 0, 3)
 RIGHT, BROKEN = 1e-3, 1e-6
 CASES = {

@@ -1,12 +1,14 @@
 """A whole little deployment on disk: keyring, nodes, log, catalog and shards, on a hand clock."""
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy.engine import Connection
 
 from draftkeep.config import RetentionConfig
 from draftkeep.ingest.envelope import Opener, Sealer, signed_message
@@ -110,6 +112,20 @@ class World:
         if not self.shards_dir.exists():
             return set()
         return {path.name for path in self.shards_dir.iterdir()}
+
+
+class HookedCatalog(Catalog):
+    """A catalog that runs something before its next write transaction."""
+
+    hook: Callable[[], object] | None = None
+
+    @contextmanager
+    def begin(self) -> Iterator[Connection]:
+        hook, self.hook = self.hook, None
+        if hook is not None:
+            hook()
+        with super().begin() as connection:
+            yield connection
 
 
 def ids(sealed: Iterable[SealedTrace]) -> list[bytes]:

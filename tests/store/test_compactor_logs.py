@@ -1,21 +1,16 @@
 """A log that loses, repeats or changes under the compactor, and rivals on the same log."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
 
 from draftkeep.errors import ConflictError, StoreError
 from draftkeep.ingest.log import LogRecord
 from draftkeep.ingest.record import encode_record
 from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.store import schema
-from draftkeep.store.catalog import Catalog
 from draftkeep.store.position import forget_position
 from draftkeep.store.sweeper import Sweeper
-from tests.store.conftest import World, ids
+from tests.store.conftest import HookedCatalog, World, ids
 
 
 def test_batches_follow_each_other_until_the_log_is_empty(world: World) -> None:
@@ -95,7 +90,11 @@ def test_a_hole_inside_a_batch_is_a_gap(world: World) -> None:
     assert (report.read, report.stored, report.gaps) == (3, 3, ((1, 3),))
 
 
-def test_of_two_compactors_on_one_log_one_wins(world: World) -> None:
+@pytest.mark.parametrize("met_before", [False, True])
+def test_of_two_compactors_on_one_log_one_wins(world: World, met_before: bool) -> None:
+    if met_before:
+        world.log.append([b"poison"])
+        world.compactor().run_once()
     sealed = [world.seal() for _ in range(3)]
     world.append(*sealed)
 
@@ -130,20 +129,6 @@ def test_one_trace_in_two_logs_at_once_is_stored_once(world: World) -> None:
     assert ids(world.stored()) == ids([both, only_here, only_there])
     assert len(world.files()) == 2
     other.close()
-
-
-class HookedCatalog(Catalog):
-    """A catalog that runs something before its next write transaction."""
-
-    hook: Callable[[], object] | None = None
-
-    @contextmanager
-    def begin(self) -> Iterator[Connection]:
-        hook, self.hook = self.hook, None
-        if hook is not None:
-            hook()
-        with super().begin() as connection:
-            yield connection
 
 
 def test_a_file_swept_before_its_commit_is_never_listed(world: World) -> None:

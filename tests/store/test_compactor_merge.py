@@ -8,7 +8,7 @@ import pytest
 
 from draftkeep.errors import ConflictError
 from draftkeep.store.compactor import Compactor
-from tests.store.conftest import PERIOD_S, World, ids
+from tests.store.conftest import PERIOD_S, HookedCatalog, World, ids
 
 COMPACT = """
 import builtins, io, os, sys
@@ -100,6 +100,18 @@ def test_a_shard_replaced_by_another_process_is_left_to_it(world: World) -> None
 
     with pytest.raises(ConflictError, match="replaced"):
         world.compactor(new_serial=serial).merge(10**6)
+    assert len(world.files()) == 1
+    assert len(world.stored()) == 2
+
+
+def test_a_shard_replaced_while_its_copy_was_written_is_left_to_it(world: World) -> None:
+    for _ in range(2):
+        world.append(world.seal())
+        world.compactor().run_once()
+    catalog = HookedCatalog(world.catalog.engine)
+    catalog.hook = lambda: world.compactor().merge(10**6)
+    with pytest.raises(ConflictError, match="replaced or swept"):
+        world.compactor(catalog=catalog).merge(10**6)
     assert len(world.files()) == 1
     assert len(world.stored()) == 2
 

@@ -134,7 +134,7 @@ def test_the_packaged_target_gets_a_cheap_drafter() -> None:
     )
     with torch.device("meta"):
         whole = LlamaForCausalLM(config)
-        small_config = drafter_config(config, layers=2)
+        small_config: Any = drafter_config(config, layers=2)
         small_config.vocab_size = 8192
         small = LlamaForCausalLM(small_config)
     layer = 576 * (576 + 192 + 192 + 576) + 3 * 576 * 1536 + 2 * 576
@@ -215,7 +215,8 @@ def test_an_export_loads_in_transformers_and_proposes_the_same(
     drafter: Drafter, tmp_path: Path
 ) -> None:
     export_full_vocab(drafter, tmp_path / "full")
-    full, report = AutoModelForCausalLM.from_pretrained(
+    maker: Any = AutoModelForCausalLM
+    full, report = maker.from_pretrained(
         tmp_path / "full", output_loading_info=True, dtype=torch.float32
     )
     assert not report["missing_keys"]

@@ -4,6 +4,7 @@ Shapes: B rows, T positions, D drafter vocabulary, N counted positions.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -88,7 +89,7 @@ def _distil(drafter: Drafter, target: TargetModel, ids_BT: Tensor, counted_BT: T
         with torch.inference_mode():
             teacher_ND = _logits_ND(target.model, *batch).softmax(-1)
         student_ND = _logits_ND(drafter.model, *batch).log_softmax(-1)
-        loss = -(teacher_ND.clone() * student_ND).sum(-1).mean()
+        loss: Any = -(teacher_ND.clone() * student_ND).sum(-1).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -25,6 +25,11 @@ from draftkeep.store.servable import check_servable, read_config
 from draftkeep.store.tiny_text import dialogues
 
 
+def _quantised() -> PretrainedConfig:
+    values: dict[str, Any] = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    return LlamaConfig(**values)
+
+
 @pytest.fixture
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A toy that is built in a moment and has learned nothing."""
@@ -147,7 +152,7 @@ def test_installing_prints_one_line(
         (Qwen2Config(use_sliding_window=True, sliding_window=32, max_window_layers=1), "window"),
         (MambaConfig(), "linear_attention|recurrent"),
         (T5Config(), "encoder-decoder"),
-        (LlamaConfig(quantization_config={"quant_method": "gptq", "bits": 4}), "quantised"),
+        (_quantised(), "quantised"),
     ],
 )
 def test_models_that_cannot_be_served_are_refused_before_their_weights(

@@ -1,0 +1,244 @@
+"""Checks and times every torch kernel and the engine on one device.
+
+    python -m bench.device [--device cuda] [--full]
+
+Needs torch, transformers and numpy, and of draftkeep only kernels and the engine. Every kernel is
+compared with a float64 reference before it is timed; a wrong one ends the run with status 1.
+`--full` uses the sizes of a real service. Times are medians; ratios are against plain torch in the
+same run. Rows go to bench/results/device.jsonl.
+
+Shapes: N positions, V vocabulary, K entries of the list.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from bench.results import Row, append_rows
+from draftkeep.errors import DraftkeepError
+from draftkeep.kernels.sampling import Sampling
+from draftkeep.kernels.sparse_kd import forward_kl
+from draftkeep.kernels.topk import topk_lse
+from draftkeep.serve.drafting import DraftModel
+from draftkeep.serve.engine import Engine
+from draftkeep.serve.lookahead import Speculation
+from draftkeep.serve.request import Finish, Request
+
+REPEATS = 20
+TOP_K = 32
+
+
+def main() -> int:
+    """Run everything; 0 where every check held."""
+    parser = argparse.ArgumentParser(description="Check and time kernels and engine.")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--full", action="store_true")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    rows: list[Row] = []
+    failed = []
+    for check in (check_topk, check_forward_kl, check_engine):
+        try:
+            found = check(device, full=arguments.full)
+        except (AssertionError, DraftkeepError) as error:
+            failed.append(check.__name__)
+            print(f"FAILED {check.__name__}: {error}")
+            continue
+        rows += found
+        for row in found:
+            print(f"{row.metric:32} {row.value:12.4g} {row.unit:10} {row.against}")
+    append_rows(
+        "device",
+        rows,
+        conditions={"device": _name(device), "full": arguments.full},
+        packages=("torch", "transformers", "numpy"),
+        clock=time.time,
+    )
+    return 1 if failed else 0
+
+
+def check_topk(device: torch.device, *, full: bool) -> list[Row]:
+    """Top-k with log-sum-exp against float64, timed against torch.topk and logsumexp."""
+    shape = (64, 128_256) if full else (8, 49_152)
+    logits_NV = 3 * torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device)
+    found = topk_lse(logits_NV, TOP_K)
+    exact_NV = logits_NV.double().log_softmax(-1)
+    expected_NK = exact_NV.topk(TOP_K, -1).values
+    outside_NV = exact_NV.scatter(-1, found.ids_NK, -torch.inf)
+    _close("log-probabilities", found.logprobs_NK, expected_NK, 1e-5)
+    _close("tail", found.tail_N, outside_NV.logsumexp(-1), 1e-5)
+
+    def plain() -> None:
+        logits_NV.topk(TOP_K, -1)
+        logits_NV.logsumexp(-1)
+
+    ours_s = _median_s(lambda: topk_lse(logits_NV, TOP_K), device)
+    return [
+        Row(metric="topk_lse_ms", value=1e3 * ours_s, unit="ms"),
+        Row(
+            metric="topk_lse_ratio",
+            value=ours_s / _median_s(plain, device),
+            unit="ratio",
+            against="torch.topk and logsumexp",
+        ),
+    ]
+
+
+def check_forward_kl(device: torch.device, *, full: bool) -> list[Row]:
+    """The sparse loss and its gradient against float64 autograd, timed against log_softmax."""
+    positions, vocab = (8192, 128_256) if full else (512, 8192)
+    generator = torch.Generator().manual_seed(1)
+    _check_gradient(device, generator)
+    teacher = topk_lse(3 * torch.randn((positions, 4096), generator=generator).to(device), TOP_K)
+    logits_NV = torch.randn((positions, vocab), generator=generator).to(device).requires_grad_()
+
+    def ours() -> None:
+        logits_NV.grad = None
+        forward_kl(logits_NV, teacher.ids_NK, teacher.logprobs_NK, teacher.tail_N).sum().backward()
+
+    def plain() -> None:
+        logits_NV.grad = None
+        (-logits_NV.log_softmax(-1).gather(-1, teacher.ids_NK)).sum().backward()
+
+    ours_s = _median_s(ours, device)
+    return [
+        Row(metric="forward_kl_ms", value=1e3 * ours_s, unit="ms"),
+        Row(
+            metric="forward_kl_ratio",
+            value=ours_s / _median_s(plain, device),
+            unit="ratio",
+            against="log_softmax, gather and backward",
+        ),
+    ]
+
+
+def _check_gradient(device: torch.device, generator: torch.Generator) -> None:
+    teacher = topk_lse(3 * torch.randn((32, 512), generator=generator).to(device), TOP_K)
+    logits_NV = torch.randn((32, 512), generator=generator).to(device).requires_grad_()
+    exact_NV = logits_NV.detach().double().requires_grad_()
+    loss_N = forward_kl(logits_NV, teacher.ids_NK, teacher.logprobs_NK, teacher.tail_N)
+    loss_N.sum().backward()
+    log_q_NV = exact_NV.log_softmax(-1)
+    tail_q_N = log_q_NV.scatter(-1, teacher.ids_NK, -torch.inf).logsumexp(-1)
+    log_p_NK, log_t_N = teacher.logprobs_NK.double(), teacher.tail_N.double()
+    expected_N = (log_p_NK.exp() * (log_p_NK - log_q_NV.gather(-1, teacher.ids_NK))).sum(-1)
+    expected_N = expected_N + log_t_N.exp() * (log_t_N - tail_q_N)
+    expected_N.sum().backward()
+    if logits_NV.grad is None or exact_NV.grad is None:
+        raise AssertionError("a backward pass left no gradient")
+    _close("loss", loss_N.detach(), expected_N.detach(), 1e-4)
+    _close("gradient", logits_NV.grad, exact_NV.grad, 1e-5)
+
+
+def check_engine(device: torch.device, *, full: bool) -> list[Row]:
+    """Sampled output must not depend on a drafter; tokens a second with and without one."""
+    model = _llama(layers=16 if full else 4, hidden=1024 if full else 128).to(device)
+    drafter = DraftModel(
+        model=_llama(layers=16 if full else 4, hidden=1024 if full else 128).to(device),
+        vocab_ids=torch.arange(model.config.vocab_size),
+        digest=b"d" * 32,
+    )
+    engine = Engine(
+        model,
+        slots=8,
+        max_context=256,
+        speculation=Speculation(mode="fixed", lookahead=4),
+        capture_k=TOP_K,
+        on_finish=lambda finished: None,
+    )
+    _generate(engine)  # the first pass compiles and allocates
+    plain, plain_s = _generate(engine)
+    engine.swap(drafter)
+    drafted, drafted_s = _generate(engine)
+    if plain != drafted:
+        raise AssertionError("a drafter changed the output")
+    tokens = sum(len(ids) for ids in plain)
+    return [
+        Row(metric="engine_plain_tokens_per_s", value=tokens / plain_s, unit="tokens/s"),
+        Row(
+            metric="engine_copy_drafter_ratio",
+            value=plain_s / drafted_s,
+            unit="ratio",
+            against="the same engine without a drafter (the drafter is a full copy)",
+        ),
+    ]
+
+
+def _llama(*, layers: int, hidden: int) -> LlamaForCausalLM:
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=8192,
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=512,
+    )
+    config._attn_implementation = "sdpa"
+    return LlamaForCausalLM(config).eval()
+
+
+def _generate(engine: Engine) -> tuple[list[list[int]], float]:
+    """Eight sampled requests of 48 tokens, and the seconds they took."""
+    outputs: list[list[int]] = [[] for _ in range(8)]
+
+    def keep(index: int) -> Callable[[list[int], Finish | None], None]:
+        return lambda tokens, finish: outputs[index].extend(tokens)
+
+    def fail(error: DraftkeepError) -> None:
+        raise error
+
+    started = time.perf_counter()
+    for index in range(8):
+        engine.submit(
+            Request(
+                request_id=f"r{index}",
+                prompt_ids=tuple(range(1, 20 + index)),
+                sampling=Sampling(temperature=0.8),
+                seed=index,
+                max_tokens=48,
+                on_tokens=keep(index),
+                on_error=fail,
+            )
+        )
+    while engine.step():
+        pass
+    return outputs, time.perf_counter() - started
+
+
+def _median_s(work: Callable[[], object], device: torch.device) -> float:
+    times = []
+    for _ in range(REPEATS):
+        _synchronise(device)
+        started = time.perf_counter()
+        work()
+        _synchronise(device)
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _close(what: str, found: Tensor, expected: Tensor, tolerance: float) -> None:
+    gap = float(np.abs((found.double() - expected.double()).cpu().numpy()).max())
+    if not gap <= tolerance:
+        raise AssertionError(f"{what} differ by {gap:.3g}, allowed {tolerance:g}")
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""Structured logs: one JSON object a line, with nothing in it that a request brought along."""
+
+import json
+import logging
+import sys
+import traceback
+from datetime import UTC, datetime
+
+
+class JsonFormatter(logging.Formatter):
+    """Time, level, logger and message; of an exception the type and the places, never the text.
+
+    An unexpected exception's text may hold whatever was being worked on when it was raised.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as one line of JSON."""
+        entry = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage().strip(),
+        }
+        if record.exc_info and record.exc_info[0] is not None:
+            entry["exception"] = record.exc_info[0].__name__
+            frames = traceback.extract_tb(record.exc_info[2])
+            entry["at"] = "; ".join(f"{f.filename}:{f.lineno} {f.name}" for f in frames[-8:])
+        return json.dumps(entry)
+
+
+def log_to_stderr() -> None:
+    """Send everything from level INFO on to stderr in this form."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    # One line a request, with its URL.
+    logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -1,0 +1,211 @@
+"""Serving nodes over the toy target, reached over loopback, and a look into what they captured."""
+
+import copy
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from draftkeep.config import Config
+from draftkeep.ingest.codec import decode_body
+from draftkeep.ingest.envelope import Opener
+from draftkeep.ingest.header import Header
+from draftkeep.ingest.record import decode_record
+from draftkeep.ingest.sqlite_log import SqliteLog
+from draftkeep.ingest.tables import RemapTable
+from draftkeep.ingest.trace import Trace
+from draftkeep.policies.job_keys import JobKeys
+from draftkeep.policies.signing import SigningKey
+from draftkeep.serve.api import build_app
+from draftkeep.serve.node import Node
+from draftkeep.store.anchors import GATE, publish_anchor
+from draftkeep.store.drafter import cold_drafter, save_drafter
+from draftkeep.store.models import TargetModel, load_target
+from draftkeep.store.nodes import node_public
+
+API_KEYS = {"acme": "key-of-acme", "shy": "key-of-shy", "open": "key-of-open"}
+ADMIN_KEY = "key-of-the-administrator"
+WAIT_S = 60.0
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Wait until it holds; the bound only keeps a broken test from hanging."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never held"
+        time.sleep(0.005)
+
+
+class Station:
+    """A started node behind a real HTTP server."""
+
+    def __init__(self, node: Node, config: Config) -> None:
+        self.node = node
+        self.config = config
+        self.server = uvicorn.Server(
+            uvicorn.Config(
+                build_app(node), port=0, log_config=None, lifespan="off", ws="none", workers=1
+            )
+        )
+        self._thread = threading.Thread(target=self.server.run)
+        node.start()
+        self._thread.start()
+        wait_for(lambda: self.server.started)
+        port = self.server.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=WAIT_S)
+
+    def stop(self) -> None:
+        self.http.close()
+        self.server.should_exit = True
+        self._thread.join()
+        self.node.close()
+
+    def post(self, path: str, body: Any, *, tenant: str = "acme") -> httpx.Response:
+        return self.http.post(path, json=body, headers=bearer(API_KEYS[tenant]))
+
+    def chat(
+        self, text: str = "How many?", *, tenant: str = "acme", **fields: Any
+    ) -> dict[str, Any]:
+        """A chat request that must succeed."""
+        body = {"model": "tiny", "messages": [{"role": "user", "content": text}], **fields}
+        response = self.post("/v1/chat/completions", body, tenant=tenant)
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    def stream(self, path: str, body: dict[str, Any], *, tenant: str = "acme") -> list[Any]:
+        """The events of a stream; the last must be [DONE], which is left out."""
+        headers = bearer(API_KEYS[tenant])
+        with self.http.stream("POST", path, json=body, headers=headers) as response:
+            assert response.headers["content-type"].startswith("text/event-stream")
+            lines = [line for line in response.iter_lines() if line]
+        assert all(line.startswith("data: ") for line in lines)
+        assert lines[-1] == "data: [DONE]"
+        return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+    def admin(self, method: str, path: str, body: Any = None) -> httpx.Response:
+        return self.http.request(method, path, json=body, headers=bearer(ADMIN_KEY))
+
+    def capture_stats(self) -> dict[str, Any]:
+        """The capture counters once nothing is pending."""
+        wait_for(lambda: self.node.capture.pending == 0)
+        stats: dict[str, Any] = self.admin("GET", "/admin/stats").json()["capture"]
+        return stats
+
+    def captured(self) -> list[tuple[Header, Trace]]:
+        """Everything in the log, opened as a distillation job would."""
+        wait_for(lambda: self.node.capture.pending == 0)
+        keys = JobKeys.open(self.config.keys_path, clock=time.time)
+        opener = Opener(keys, lambda name: node_public(self.node.catalog, name), clock=time.time)
+        log = SqliteLog.open_reader(self.config.state_dir / "log" / "traces")
+        try:
+            sealed = [decode_record(record.data) for record in log.read(0, 1000, 2**30)]
+            table = RemapTable.identity()
+            return [
+                (one.parsed, decode_body(opener.open(one), lambda digest: table)) for one in sealed
+            ]
+        finally:
+            log.close()
+            keys.close()
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def configuration(state_dir: Path, **sections: dict[str, Any]) -> Config:
+    """Three tenants: `acme` opts out, `shy` opts in, `open` never captures."""
+    capture = {"acme": "opt_out", "shy": "opt_in", "open": "never"}
+    serve = {
+        "slots": 4,
+        "max_context": 256,
+        "speculation": "fixed",
+        "lookahead": 3,
+        "follow_s": 0.05,
+        "admin_key_sha256": sha256(ADMIN_KEY),
+    }
+    tenants = [
+        {
+            "name": name,
+            "api_key_sha256": sha256(key),
+            "domains": ["sql", "code"],
+            "capture": capture[name],
+            "consent": "pool",
+        }
+        for name, key in API_KEYS.items()
+    ]
+    data: dict[str, Any] = {"state_dir": state_dir, "tenants": tenants, **sections}
+    data["serve"] = serve | sections.get("serve", {})
+    return Config.model_validate(data)
+
+
+@pytest.fixture(scope="session")
+def tiny() -> TargetModel:
+    return load_target("tiny")
+
+
+@pytest.fixture(scope="session")
+def fresh_target(tiny: TargetModel) -> Callable[[], TargetModel]:
+    """A copy for one node: a model belongs to its engine."""
+    return lambda: replace(tiny, model=copy.deepcopy(tiny.model))
+
+
+@pytest.fixture
+def stations(
+    tmp_path: Path, fresh_target: Callable[[], TargetModel]
+) -> Iterator[Callable[..., Station]]:
+    """Starts nodes; sections of the configuration by keyword. All are stopped at the end."""
+    started: list[Station] = []
+
+    def start(**sections: Any) -> Station:
+        config = configuration(tmp_path / "state", **sections)
+        station = Station(Node(config, fresh_target()), config)
+        started.append(station)
+        return station
+
+    yield start
+    for station in started:
+        station.stop()
+
+
+@pytest.fixture(scope="module")
+def station(
+    tmp_path_factory: pytest.TempPathFactory, fresh_target: Callable[[], TargetModel]
+) -> Iterator[Station]:
+    """One node for tests that leave nothing behind but counts."""
+    config = configuration(tmp_path_factory.mktemp("station"))
+    station = Station(Node(config, fresh_target()), config)
+    yield station
+    station.stop()
+
+
+@pytest.fixture
+def publish(tiny: TargetModel) -> Callable[..., bytes]:
+    """Makes, signs and registers a cold drafter of a station's node; returns its digest."""
+
+    def make(
+        station: Station, *, scope: str = "everyone", inputs: Any = (), vocab: int = 128
+    ) -> bytes:
+        config, registry = station.config, station.node.registry
+        gate = SigningKey.load_or_create(config.keys_path / "gate.key")
+        publish_anchor(config.state_dir, GATE, gate.public)
+        drafter = cold_drafter(tiny, layers=1, vocab=vocab)
+        digest = save_drafter(drafter, config.state_dir / "drafters", created_s=0)
+        registry.register(digest, scope=scope, inputs=inputs, at_s=0.0)
+        registry.admit(digest, gate.sign)
+        return digest
+
+    return make

@@ -1,0 +1,62 @@
+"""The slot cache: writes land at their own row and position, and no rewind copies anything."""
+
+import pytest
+import torch
+
+from draftkeep.serve.cache import VIEW_STEP, SlotCache
+
+SLOTS, CONTEXT, HEADS, WIDTH = 4, 200, 2, 3
+
+
+def _states(rows, width, value):
+    return torch.full((rows, HEADS, width, WIDTH), float(value))
+
+
+def _cache():
+    return SlotCache(layers=2, slots=SLOTS, context=CONTEXT)
+
+
+def test_rows_are_written_at_their_own_positions_and_nowhere_else():
+    cache = _cache()
+    cache.place(lo=1, positions_BW=torch.tensor([[0, 1], [7, CONTEXT]]), longest=8)
+    keys, values = cache.update(_states(2, 2, 5), _states(2, 2, 6), 0)
+    assert keys.shape == (2, HEADS, VIEW_STEP, WIDTH)
+    written = keys[:, 0, :, 0].nonzero().tolist()
+    assert written == [[0, 0], [0, 1], [1, 7]]
+    assert (values[keys == 5] == 6).all()
+    layer = cache.layers[0]
+    assert layer.keys.shape == (SLOTS, HEADS, CONTEXT + 1, WIDTH)
+    assert layer.keys[[0, 3]].abs().sum() == 0
+    assert layer.keys[1, :, -1].abs().sum() == 0
+    assert not cache.layers[1].is_initialized
+
+
+def test_views_alias_the_buffer_and_a_rewind_moves_nothing():
+    cache = _cache()
+    cache.place(lo=0, positions_BW=torch.tensor([[0, 1, 2]]), longest=3)
+    cache.update(_states(1, 3, 1), _states(1, 3, 1), 0)
+    address = cache.layers[0].keys.data_ptr()
+    cache.place(lo=0, positions_BW=torch.tensor([[1]]), longest=2)
+    keys, _ = cache.update(_states(1, 1, 9), _states(1, 1, 9), 0)
+    assert keys.data_ptr() == cache.layers[0].keys.data_ptr() == address
+    assert keys[0, 0, :3, 0].tolist() == [1, 9, 1]
+
+
+@pytest.mark.parametrize(
+    ("longest", "view"), [(1, 64), (64, 64), (65, 128), (192, 192), (193, 200), (200, 200)]
+)
+def test_views_are_cut_to_the_longest_row_and_never_show_the_spare_position(longest, view):
+    cache = _cache()
+    assert cache.place(lo=0, positions_BW=torch.tensor([[0]]), longest=longest) == view
+    keys, _ = cache.update(_states(1, 1, 1), _states(1, 1, 1), 0)
+    assert keys.shape[2] == view <= CONTEXT
+
+
+def test_clear_leaves_no_value_behind():
+    cache = _cache()
+    cache.place(lo=0, positions_BW=torch.tensor([[0]]), longest=1)
+    cache.update(_states(1, 1, torch.nan), _states(1, 1, torch.nan), 0)
+    cache.clear()
+    assert cache.layers[0].keys.abs().sum() == 0
+    assert cache.layers[0].values.abs().sum() == 0
+    assert cache.layers[0].get_max_length() == CONTEXT

@@ -1,0 +1,98 @@
+"""What is captured is what the target computed, position by position, and only where allowed."""
+
+import numpy as np
+import pytest
+import torch
+
+from draftkeep.kernels.sampling import Sampling
+from draftkeep.serve.request import How
+
+K = 8
+
+
+def _finished(lab, *, drafter, sampling=None, branches=False, swap_at=None, capture=True):
+    out = []
+    engine = lab.engine(
+        drafter=drafter, on_finish=out.append, capture_k=K, capture_branches=branches
+    )
+    for index, prompt in enumerate(lab.prompts((3, 11, 1, 26))):
+        reply = lab.request(
+            str(index), prompt, max_tokens=18, sampling=sampling, seed=index, capture=capture
+        )
+        engine.submit(reply.request)
+    for step in range(200):
+        if step == swap_at:
+            engine.swap(lab.drafter("noisy"))
+        if not engine.step():
+            break
+    return sorted(out, key=lambda finished: finished.request.request_id)
+
+
+def _logprobs(lab, tokens):
+    return torch.from_numpy(lab.logits(tokens)).log_softmax(-1).numpy()
+
+
+@pytest.mark.parametrize("drafter", ["none", "copy", "noisy", "random"])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_equals_a_fresh_teacher_forced_pass(lab, drafter, temperature):
+    sampling = Sampling(temperature=temperature, top_p=0.9, presence_penalty=0.2)
+    for finished in _finished(lab, drafter=drafter, sampling=sampling):
+        prompt, output = finished.request.prompt_ids, finished.output_ids_T.tolist()
+        rows = _logprobs(lab, [*prompt, *output])[len(prompt) - 1 : -1]
+        assert finished.ids_TK.shape == (len(output), K)
+        np.testing.assert_allclose(
+            np.take_along_axis(rows, finished.ids_TK, -1), finished.logprobs_TK, atol=1e-4
+        )
+        best = np.sort(rows, axis=-1)[:, ::-1][:, :K]
+        np.testing.assert_allclose(best, finished.logprobs_TK, atol=1e-4)
+        tail = np.log1p(-np.exp(best.astype(np.float64)).sum(-1))
+        np.testing.assert_allclose(finished.tail_T, tail, atol=1e-3)
+
+
+def test_rejected_branches_hold_the_distributions_behind_the_rejected_draft(lab):
+    seen = 0
+    for finished in _finished(lab, drafter="noisy", branches=True):
+        prompt, output = list(finished.request.prompt_ids), finished.output_ids_T.tolist()
+        for branch in finished.branches:
+            drafts = branch.draft_ids_N.tolist()
+            assert finished.how_T[branch.start] == How.CORRECTED
+            assert finished.rejected_T[branch.start] == drafts[0]
+            rows = _logprobs(lab, prompt + output[: branch.start] + drafts)[-len(drafts) :]
+            np.testing.assert_allclose(
+                np.take_along_axis(rows, branch.ids_NK, -1), branch.logprobs_NK, atol=1e-4
+            )
+            assert len(branch.tail_N) == len(drafts)
+            seen += len(drafts)
+        assert len(finished.branches) == int((finished.how_T == How.CORRECTED).sum())
+    assert seen > 10
+
+
+def test_a_request_that_refuses_capture_leaves_no_distribution(lab):
+    for finished in _finished(lab, drafter="noisy", branches=True, capture=False):
+        assert finished.ids_TK.shape == finished.logprobs_TK.shape == (18, 0)
+        assert finished.branches == ()
+        assert finished.tested > 0
+
+
+def test_drafter_runs_follow_a_swap(lab):
+    finished = _finished(lab, drafter="random", swap_at=3)[0]
+    assert [use.digest.rstrip(b".") for use in finished.drafters] == [b"random", b"noisy"]
+    assert sum(use.positions for use in finished.drafters) == 18
+    assert all(use.context_start == 0 for use in finished.drafters)
+    plain = _finished(lab, drafter="none")[0]
+    assert [(use.digest, use.positions) for use in plain.drafters] == [(b"", 18)]
+
+
+def test_live_counts_equal_a_teacher_forced_replay(lab):
+    """At every tested position the drafter's own draw on the true prefix decides acceptance."""
+    drafter = lab.drafter("noisy").model
+    for finished in _finished(lab, drafter="noisy"):
+        prompt, output = list(finished.request.prompt_ids), finished.output_ids_T.tolist()
+        with torch.inference_mode():
+            ids = torch.tensor([prompt + output])
+            logits = drafter(input_ids=ids, use_cache=False).logits[0].numpy()
+        own = logits[len(prompt) - 1 : -1].argmax(-1)
+        agree = own == finished.output_ids_T
+        assert agree[finished.how_T == How.ACCEPTED].all()
+        corrected = finished.how_T == How.CORRECTED
+        assert (own[corrected] == finished.rejected_T[corrected]).all()

@@ -1,0 +1,157 @@
+"""The output ends at the earliest end, wherever in a block it falls, and counting ends with it."""
+
+from dataclasses import replace
+
+import pytest
+
+from draftkeep.errors import BusyError, InputError
+from draftkeep.kernels.sampling import Sampling
+from draftkeep.serve.request import Finish, How
+
+# The tiny target answers this prompt with twelve different tokens, so each can be made the end.
+PROMPT = (35, 40, 5, 46)
+TOKENS = 12
+GREEDY = Sampling(temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def emitted(lab):
+    tokens = lab.run(lab.engine(), [lab.request("a", PROMPT, max_tokens=TOKENS)])[0]
+    assert len(set(tokens)) == TOKENS
+    return tokens
+
+
+def _one(lab, sampling, *, max_tokens=TOKENS, drafter="copy", lookahead=5):
+    """Run one request beside a neighbour; its reply and what the engine handed over."""
+    finished = []
+    engine = lab.engine(
+        drafter=drafter, lookahead=lookahead, on_finish=finished.append, capture_k=4
+    )
+    reply = lab.request("a", PROMPT, max_tokens=max_tokens, sampling=sampling)
+    lab.run(engine, [reply, lab.request("b", (1, 2), max_tokens=20)])
+    return reply, next(f for f in finished if f.request.request_id == "a")
+
+
+@pytest.mark.parametrize("drafter", ["copy", "noisy", "none"])
+@pytest.mark.parametrize("kind", ["eos", "stop"])
+@pytest.mark.parametrize("at", range(TOKENS))
+def test_an_ending_token_at_every_offset(lab, emitted, at, kind, drafter):
+    end = emitted[at]
+    expected = emitted[: at + 1]
+    sampling = Sampling(temperature=0.0, **{f"{kind}_ids": (end,)})
+    reply, finished = _one(lab, sampling, drafter=drafter)
+    assert reply.tokens == expected
+    assert reply.finish == finished.finish == Finish.STOP
+    assert finished.output_ids_T.tolist() == expected
+    assert len(finished.ids_TK) == len(finished.how_T) == len(expected)
+    if drafter == "copy":
+        # Every draft agrees: blocks of six, cut where the end falls.
+        assert finished.steps == -(-len(expected) // 6)
+        bonus = len(expected) // 6
+        assert finished.tested == finished.accepted == len(expected) - bonus
+
+
+@pytest.mark.parametrize("lookahead", [1, 2, 5, 8])
+@pytest.mark.parametrize("length", range(1, TOKENS))
+def test_length_at_every_offset(lab, emitted, length, lookahead):
+    reply, finished = _one(lab, GREEDY, max_tokens=length, lookahead=lookahead)
+    assert reply.tokens == emitted[:length]
+    assert reply.finish == Finish.LENGTH
+    assert finished.accepted <= finished.tested
+    assert finished.accepted + finished.steps == length
+
+
+def test_an_end_at_the_last_allowed_token_is_a_stop(lab, emitted):
+    sampling = Sampling(temperature=0.0, eos_ids=(emitted[5],))
+    reply, _ = _one(lab, sampling, max_tokens=6)
+    assert reply.tokens == emitted[:6]
+    assert reply.finish == Finish.STOP
+
+
+def test_ignored_eos_goes_on(lab, emitted):
+    sampling = Sampling(temperature=0.0, eos_ids=tuple(set(emitted)), ignore_eos=True)
+    reply, _ = _one(lab, sampling)
+    assert reply.tokens == emitted
+    assert reply.finish == Finish.LENGTH
+
+
+@pytest.mark.parametrize("drafter", ["copy", "none"])
+def test_min_tokens_bars_the_end_until_then(lab, emitted, drafter):
+    sampling = Sampling(temperature=0.0, eos_ids=(emitted[0],), min_tokens=5)
+    reply, _ = _one(lab, sampling, drafter=drafter)
+    assert emitted[0] not in reply.tokens[:5]
+    plain, _ = _one(lab, replace(sampling, ignore_eos=True), drafter="none")
+    assert reply.tokens == plain.tokens[: len(reply.tokens)]
+
+
+def test_the_context_ends_an_output(lab):
+    reply = lab.request("a", lab.prompts([120])[0], max_tokens=100)
+    lab.run(lab.engine(drafter="copy", lookahead=8), [reply])
+    assert len(reply.tokens) == 8
+    assert reply.finish == Finish.LENGTH
+
+
+@pytest.mark.parametrize("drafter", ["copy", "noisy", "random", "none"])
+def test_how_the_tokens_came_about_adds_up(lab, drafter):
+    _, finished = _one(lab, Sampling(temperature=0.8), drafter=drafter)
+    how = finished.how_T.tolist()
+    assert finished.accepted == how.count(How.ACCEPTED)
+    assert finished.tested == finished.accepted + how.count(How.CORRECTED)
+    corrected = finished.how_T == How.CORRECTED
+    assert ((finished.rejected_T >= 0) == corrected).all()
+    assert (finished.rejected_T[corrected] != finished.output_ids_T[corrected]).all()
+    # The last step may have no room for a draft.
+    assert how.count(How.PLAIN) == (TOKENS if drafter == "none" else how[-1] == How.PLAIN)
+
+
+def test_a_caller_can_end_an_output_inside_a_block(lab, emitted):
+    """A stop string was found in the text: the hand-over is cut where the caller says."""
+    finished = []
+    engine = lab.engine(drafter="copy", lookahead=5, on_finish=finished.append, capture_k=4)
+    reply = lab.request("a", PROMPT, max_tokens=TOKENS)
+    inner = reply.request.on_tokens
+
+    def on_tokens(tokens, finish):
+        inner(tokens, finish)
+        if len(reply.tokens) >= 4:
+            engine.end("a", 4)
+
+    engine.submit(replace(reply.request, on_tokens=on_tokens))
+    while engine.step():
+        pass
+    assert len(reply.calls) == 1
+    assert finished[0].output_ids_T.tolist() == emitted[:4]
+    assert finished[0].finish == Finish.STOP
+    assert (finished[0].steps, finished[0].tested, finished[0].accepted) == (1, 4, 4)
+    assert len(finished[0].tail_T) == 4
+    assert engine.stats().running == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "words"),
+    [
+        ((), {}, "empty"),
+        (tuple([1] * 128), {}, "shorten"),
+        ((48,), {}, "tokenizer"),
+        ((-1,), {}, "tokenizer"),
+        ((1,), {"max_tokens": 0}, "max_tokens"),
+        ((1,), {"sampling": Sampling(logit_bias=((99, 1.0),))}, "logit_bias"),
+    ],
+)
+def test_a_request_that_cannot_be_served_is_refused(lab, prompt, options, words):
+    engine = lab.engine()
+    with pytest.raises(InputError, match=words):
+        engine.submit(lab.request("a", prompt, **options).request)
+    assert engine.stats().waiting == 0
+
+
+def test_the_queue_is_bounded_and_ids_are_unique(lab):
+    engine = lab.engine(slots=1, queue=2)
+    engine.submit(lab.request("a", (1,)).request)
+    with pytest.raises(InputError, match="id"):
+        engine.submit(lab.request("a", (1,)).request)
+    engine.submit(lab.request("b", (1,)).request)
+    with pytest.raises(BusyError, match="later"):
+        engine.submit(lab.request("c", (1,)).request)
+    engine.step()
+    engine.submit(lab.request("c", (1,)).request)

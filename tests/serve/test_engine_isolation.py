@@ -1,0 +1,236 @@
+"""Requests do not touch one another, and nothing a caller or a model does stops the engine."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+
+from draftkeep.errors import BusyError, ModelError
+from draftkeep.kernels.sampling import Sampling
+from draftkeep.serve.drafting import DraftModel
+from draftkeep.serve.request import Finish
+
+PROMPT = (3, 9, 4)
+
+
+@pytest.fixture(scope="module")
+def alone(lab):
+    return lab.run(lab.engine(slots=1), [lab.request("a", PROMPT, max_tokens=20)])[0]
+
+
+def test_a_cancelled_request_frees_its_slot_before_the_next_step(lab):
+    finished = []
+    engine = lab.engine(slots=1, on_finish=finished.append)
+    first, second = lab.request("a", PROMPT, max_tokens=50), lab.request("b", PROMPT, max_tokens=2)
+    engine.submit(first.request)
+    engine.submit(second.request)
+    engine.step()
+    engine.cancel("a")
+    engine.step()
+    assert first.finish == Finish.CANCELLED
+    assert len(second.tokens) == 1
+    while engine.step():
+        pass
+    assert second.finish == Finish.LENGTH
+    assert [f.request.request_id for f in finished] == ["b"]
+    assert engine.stats().cancelled == 1
+
+
+def test_a_waiting_request_can_be_cancelled(lab):
+    engine = lab.engine(slots=1)
+    running, waiting = lab.request("a", PROMPT), lab.request("b", PROMPT)
+    engine.submit(running.request)
+    engine.submit(waiting.request)
+    engine.step()
+    engine.cancel("b")
+    engine.cancel("unknown")
+    lab.run(engine, [])
+    assert waiting.finish == Finish.CANCELLED
+    assert waiting.tokens == []
+    assert running.finish == Finish.LENGTH
+
+
+def test_many_cancellations_leave_nothing_behind(lab, alone):
+    engine = lab.engine(slots=4, drafter="noisy", queue=400)
+    for index in range(300):
+        engine.submit(lab.request(str(index), PROMPT, max_tokens=50).request)
+        engine.cancel(str(index))
+        if index % 7 == 0:
+            engine.step()
+    last = lab.request("last", PROMPT, max_tokens=20)
+    lab.run(engine, [last])
+    lab.assert_same(last, alone)
+    assert engine.stats().running == engine.stats().waiting == 0
+    assert engine._inbox._known == set()
+
+
+def test_callbacks_that_raise_harm_their_own_request_alone(lab, alone):
+    def broken(*_):
+        raise OSError("no space left on device")
+
+    finished = []
+
+    def on_finish(result):
+        finished.append(result.request.request_id)
+        broken()
+
+    engine = lab.engine(drafter="noisy", on_finish=on_finish)
+    good, bad = lab.request("good", PROMPT, max_tokens=20), lab.request("bad", PROMPT)
+    engine.submit(replace(bad.request, on_tokens=broken))
+    lab.run(engine, [good])
+    lab.assert_same(good, alone)
+    assert finished == ["good"]
+    assert engine.stats().callback_failed == 2
+    assert engine.stats().running == 0
+
+
+def test_a_failing_target_pass_fails_what_is_in_flight_and_nothing_after(lab, alone, monkeypatch):
+    engine = lab.engine(drafter="noisy")
+    lost = [lab.request(str(i), PROMPT, max_tokens=20) for i in range(3)]
+    for reply in lost:
+        engine.submit(reply.request)
+    engine.step()
+    forward = engine._target.forward
+
+    def failing(segments):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(engine._target, "forward", failing)
+    engine.step()
+    assert all(isinstance(reply.error, ModelError) for reply in lost)
+    assert all("repeat" in str(reply.error) for reply in lost)
+    monkeypatch.setattr(engine._target, "forward", forward)
+    again = lab.request("again", PROMPT, max_tokens=20)
+    lab.run(engine, [again])
+    lab.assert_same(again, alone)
+    assert engine.stats().failed == 3
+
+
+def test_a_failing_drafter_costs_speed_alone(lab, alone, monkeypatch):
+    engine = lab.engine(drafter="copy")
+    reply = lab.request("a", PROMPT, max_tokens=20)
+    engine.submit(reply.request)
+    engine.step()
+
+    def failing(segments):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(engine._drafter.runner, "forward", failing)
+    lab.run(engine, [])
+    lab.assert_same(reply, alone)
+    assert engine.stats().drafter_failed == 1
+    assert engine.stats().drafter == b""
+
+
+def test_a_failing_capture_costs_the_capture_alone(lab, alone, monkeypatch):
+    finished = []
+    engine = lab.engine(drafter="noisy", capture_k=4, on_finish=finished.append)
+
+    def failing(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr("draftkeep.serve.engine.capture", failing)
+    reply = lab.request("a", PROMPT, max_tokens=20)
+    lab.run(engine, [reply])
+    lab.assert_same(reply, alone)
+    assert finished[0].ids_TK.shape == (20, 0)
+    assert engine.stats().capture_failed == 1
+
+
+def test_a_row_of_nan_fails_alone(lab, alone, monkeypatch):
+    engine = lab.engine()
+    good, bad = lab.request("good", PROMPT, max_tokens=20), lab.request("bad", (1, 2))
+    for reply in (good, bad):
+        engine.submit(reply.request)
+    engine.step()
+    forward = engine._target.forward
+
+    def poisoned(segments):
+        logits = forward(segments).clone()
+        logits[1] = torch.nan
+        return logits
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._target, "forward", poisoned)
+        engine.step()
+    assert isinstance(bad.error, ModelError)
+    lab.run(engine, [])
+    lab.assert_same(good, alone)
+
+
+def test_an_impossible_request_fails_alone(lab, alone):
+    bias = tuple((token, float("-inf")) for token in range(48))
+    engine = lab.engine(drafter="noisy")
+    good = lab.request("good", PROMPT, max_tokens=20)
+    bad = lab.request("bad", PROMPT, sampling=Sampling(logit_bias=bias))
+    engine.submit(bad.request)
+    lab.run(engine, [good])
+    assert isinstance(bad.error, ModelError)
+    lab.assert_same(good, alone)
+
+
+@pytest.mark.parametrize("fault", ["outputs", "order", "range", "nan", "inputs"])
+def test_a_drafter_that_does_not_fit_is_refused_and_the_old_one_stays(lab, alone, fault):
+    engine = lab.engine(drafter="copy")
+    engine.step()
+    model = lab.drafter("random").model
+    ids = torch.arange(48)
+    if fault == "outputs":
+        ids = ids[:-1]
+    elif fault == "order":
+        ids = ids.flip(0)
+    elif fault == "range":
+        ids = ids + 1
+    elif fault == "nan":
+        with torch.no_grad():
+            model.model.layers[1].mlp.up_proj.weight[0, 0] = torch.nan
+    else:
+        model = lab.drafter("random", vocab=20).model
+        ids = torch.arange(20)
+    with pytest.raises(ModelError):
+        engine.swap(DraftModel(model=model, vocab_ids=ids, digest=b"bad"))
+    reply = lab.request("a", PROMPT, max_tokens=20)
+    lab.run(engine, [reply])
+    lab.assert_same(reply, alone)
+    assert engine.stats().drafter.startswith(b"copy")
+    assert engine.stats().accepted == engine.stats().tested > 0
+
+
+def test_threads_submit_cancel_and_swap_while_the_loop_runs(lab, alone):
+    engine = lab.engine(slots=3, drafter="noisy", queue=100)
+    stop, done = threading.Event(), threading.Semaphore(0)
+    loop = threading.Thread(target=engine.run, args=(stop,))
+    loop.start()
+    replies = [lab.request(str(i), PROMPT, max_tokens=20) for i in range(12)]
+
+    def on_tokens(reply, tokens, finish):
+        reply.request.on_tokens(tokens, finish)
+        if finish is not None:
+            done.release()
+
+    for reply in replies:
+        wrapped = lambda tokens, finish, reply=reply: on_tokens(reply, tokens, finish)  # noqa: E731
+        engine.submit(replace(reply.request, on_tokens=wrapped))
+    engine.swap(lab.drafter("copy"))
+    engine.cancel("11")
+    for _ in replies:
+        assert done.acquire(timeout=60)
+    stop.set()
+    loop.join(timeout=60)
+    assert not loop.is_alive()
+    for reply in replies[:11]:
+        lab.assert_same(reply, alone)
+    with pytest.raises(BusyError):
+        engine.submit(lab.request("late", PROMPT).request)
+
+
+def test_close_fails_what_waits_and_what_runs(lab):
+    engine = lab.engine(slots=1)
+    replies = [lab.request(str(i), PROMPT) for i in range(3)]
+    for reply in replies:
+        engine.submit(reply.request)
+    engine.step()
+    engine.close()
+    assert all(isinstance(reply.error, BusyError) for reply in replies)
+    assert engine.stats().running == engine.stats().waiting == 0

@@ -1,0 +1,96 @@
+"""Ragged passes give the plain model's logits, and models that cannot be served are refused."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from draftkeep.errors import ModelError
+from draftkeep.serve.runner import ModelRunner, Segment
+
+SLOTS = 4
+
+
+@pytest.fixture(scope="module")
+def runner(lab):
+    return ModelRunner(copy.deepcopy(lab.target()), slots=SLOTS, context=100, packing="never")
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(data=st.data())
+def test_any_course_of_feeding_and_rewinding_gives_plain_logits(lab, runner, data):
+    """Rows of any length are fed in any cut, rewound, overwritten and idled among neighbours."""
+    rows = {slot: [] for slot in range(SLOTS)}
+    tokens = st.lists(st.integers(0, 47), min_size=1, max_size=9)
+    for _ in range(data.draw(st.integers(1, 5))):
+        segments = []
+        for slot in data.draw(st.sets(st.integers(0, SLOTS - 1), min_size=1)):
+            start = data.draw(st.integers(0, len(rows[slot])))
+            fed = data.draw(tokens)
+            rows[slot] = rows[slot][:start] + fed
+            want = data.draw(st.integers(0, len(fed)))
+            segments.append(Segment(slot=slot, tokens=fed, start=start, want=want))
+        logits = runner.forward(segments)
+        expected = [
+            torch.from_numpy(lab.logits(rows[s.slot]))[len(rows[s.slot]) - s.want :]
+            for s in segments
+        ]
+        torch.testing.assert_close(logits, torch.cat(expected), rtol=1e-4, atol=2e-4)
+
+
+def test_an_idle_pass_changes_no_slot(lab, runner):
+    ids = [1, 5, 9]
+    runner.prefill([Segment(slot=0, tokens=ids[:2], start=0)])
+    for batch in (1, SLOTS):
+        runner.idle_pass(batch, 3)
+    logits = runner.forward([Segment(slot=0, tokens=ids[2:], start=2, want=1)])
+    expected = torch.from_numpy(lab.logits(ids))[-1:]
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=2e-4)
+
+
+def _eager(model):
+    model.config._attn_implementation = "eager"
+
+
+def _sliding(model):
+    model.config.sliding_window = 8
+
+
+def _mixed(model):
+    model.config.layer_types = ["full_attention", "linear_attention"]
+
+
+def _short(model):
+    model.config.max_position_embeddings = 50
+
+
+def _damaged(model):
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[0, 0] = torch.inf
+
+
+def _odd(model):
+    """Attention whose output depends on the width of the pass: no cache can serve it."""
+    model.model.layers[0].self_attn.register_forward_hook(
+        lambda module, args, output: (output[0] * (1 + 0.01 * output[0].shape[1]), output[1])
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (_eager, "sdpa"),
+        (_sliding, "sliding window"),
+        (_mixed, "linear_attention"),
+        (_short, "max_context"),
+        (_damaged, "not numbers"),
+        (_odd, "differ"),
+    ],
+)
+def test_a_model_that_would_be_served_wrong_is_refused(lab, fault, words):
+    model = copy.deepcopy(lab.target())
+    fault(model)
+    with pytest.raises(ModelError, match=words):
+        ModelRunner(model, slots=2, context=100, packing="never")
