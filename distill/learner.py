@@ -33,6 +33,9 @@ class Learner:
         self._model: Any = drafter.model
         self._bfloat16 = bfloat16
         self._lookup_V = drafter.lookup_V()
+        # Layers taken over from another network keep that one's config, and read attention from it.
+        found = {id(m.config): m.config for m in self._model.modules() if hasattr(m, "config")}
+        self._configs = list(found.values())
         self._weights = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
         self._optimizer = torch.optim.AdamW(
             self._weights.values(), betas=_BETAS, weight_decay=_WEIGHT_DECAY, fused=True
@@ -110,11 +113,12 @@ class Learner:
     @contextmanager
     def _pass(self, tokens: int) -> Iterator[None]:
         """One pass in the chosen precision, with the attention that is fastest at this width."""
-        config = self._model.config
-        before = config._attn_implementation
-        config._attn_implementation = "eager" if tokens <= _PLAIN_ATTENTION_TOKENS else "sdpa"
+        before = [config._attn_implementation for config in self._configs]
+        for config in self._configs:
+            config._attn_implementation = "eager" if tokens <= _PLAIN_ATTENTION_TOKENS else "sdpa"
         try:
             with torch.autocast("cpu", torch.bfloat16, enabled=self._bfloat16):
                 yield
         finally:
-            config._attn_implementation = before
+            for config, implementation in zip(self._configs, before, strict=True):
+                config._attn_implementation = implementation

@@ -22,7 +22,9 @@ from draftkeep.store.drafter import Drafter
 
 _SMOOTHING = 0.05
 _WATCHED_TRACES = 16
-_RECHECK_S = 1.0
+_RECHECK_S, _RECHECK_MAX_S = 1.0, 60.0
+# Asking about many subjects takes time; at most a twentieth of it goes there.
+_RECHECK_SHARE = 20.0
 _MEASURE_S = 15.0
 
 
@@ -56,8 +58,9 @@ class Trainer:
     """One run over a drafter, whose weights it changes in place.
 
     `examples` are the traces to learn from, all trainable; on the first few of `held_out` agreement
-    is measured. `living` is asked once a second which traces may still be read; the others are
-    removed from both lists, the caller's own, before the next update. `directory` holds the
+    is measured. `living` is asked once a second (less often where that takes long, at least once a
+    minute) which traces may still be read; the others are removed from both lists, the caller's
+    own, before the next update. `directory` holds the
     checkpoint (None: none is written). `run` names the run: a checkpoint of the same run is
     resumed, one of another is deleted.
     """
@@ -106,12 +109,12 @@ class Trainer:
         return self._result()
 
     def _loop(self, progress: Callable[[TrainProgress], None], stop: Callable[[], bool]) -> None:
-        saved_s = checked_s = self._timer()
+        saved_s = self._timer()
+        check_at_s = saved_s + _RECHECK_S
         measured_s = -math.inf
         while self._fraction() < 1.0 and not stop():
-            if self._timer() - checked_s >= _RECHECK_S:
-                self._drop_dead()
-                checked_s = self._timer()
+            if self._timer() >= check_at_s:
+                check_at_s = self._drop_dead()
             if not self._examples:
                 return
             self._update()
@@ -170,13 +173,17 @@ class Trainer:
         tokens = [len(tokens_of(item.trace)) for item in self._examples]
         return self._recipe.plan(self.position.epoch, tokens)
 
-    def _drop_dead(self) -> None:
+    def _drop_dead(self) -> float:
+        """Forget what may no longer be read; returns when to ask again."""
+        asked_s = self._timer()
         before = len(self._examples)
         self._held_out[:] = self._living(self._held_out)
         self._examples[:] = self._living(self._examples)
         if len(self._examples) < before:
             self._plan = []
             self.position = _next_pass(self.position, inputs=_inputs_key(self._examples))
+        now_s = self._timer()
+        return now_s + min(max(_RECHECK_S, _RECHECK_SHARE * (now_s - asked_s)), _RECHECK_MAX_S)
 
     def _fraction(self) -> float:
         return self._recipe.fraction(self.position.step, self.position.seconds)

@@ -10,6 +10,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from draftkeep.kernels.outcome import Finish as Finish
+from draftkeep.kernels.outcome import How as How
 from draftkeep.kernels.sampling import Sampling
 
 MAX_K = 255
@@ -21,23 +23,6 @@ class Origin(IntEnum):
     SERVED = 0
     RELABELLED = 1
     TAP = 2
-
-
-class How(IntEnum):
-    """How an output token came about."""
-
-    ACCEPTED = 0
-    CORRECTED = 1
-    BONUS = 2
-    PLAIN = 3
-
-
-class Finish(IntEnum):
-    """Why the output ended. The final EOS or stop token is part of the output."""
-
-    STOP = 0
-    LENGTH = 1
-    CANCELLED = 2
 
 
 class ValueKind(IntEnum):

@@ -6,7 +6,7 @@ are rejected: the owner of the slot writes over the stale positions and masks th
 Shapes: B rows of a pass, W its width, H key-value heads, D head width, S positions of a slot.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -28,13 +28,13 @@ class Placement:
         self.rows_B1 = torch.zeros(1, 1, dtype=torch.long)
 
 
-class SlotLayer(CacheLayerMixin):
+class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer's buffers [slots, H, S + 1, D]; position S takes what padding columns write."""
 
     is_sliding = False
 
     def __init__(self, slots: int, context: int, placement: Placement) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.slots = slots
         self.context = context
         self.placement = placement
@@ -50,10 +50,11 @@ class SlotLayer(CacheLayerMixin):
         self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         """Write [B, H, W, D] at the placement; return views of its rows cut to the view length."""
-        if self.keys is None or self.values is None:
+        if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         at = self.placement
-        keys, values = self.keys[at.lo : at.hi], self.values[at.lo : at.hi]
+        keys = cast(Tensor, self.keys)[at.lo : at.hi]
+        values = cast(Tensor, self.values)[at.lo : at.hi]
         keys[at.rows_B1, :, at.positions_BW] = key_states.transpose(1, 2)
         values[at.rows_B1, :, at.positions_BW] = value_states.transpose(1, 2)
         return keys[:, :, : at.view], values[:, :, : at.view]
@@ -77,7 +78,8 @@ class SlotCache(Cache):
     def __init__(self, *, layers: int, slots: int, context: int) -> None:
         self.placement = Placement()
         self.context = context
-        super().__init__(layers=[SlotLayer(slots, context, self.placement) for _ in range(layers)])
+        self._slot_layers = [SlotLayer(slots, context, self.placement) for _ in range(layers)]
+        super().__init__(layers=list(self._slot_layers))
 
     def place(self, *, lo: int, positions_BW: Tensor, longest: int) -> int:
         """Aim the next pass at slots lo..lo+B and return the length of the views it will see.
@@ -96,7 +98,7 @@ class SlotCache(Cache):
     def clear(self) -> None:
         """Zero every buffer, after a pass that may have left values that are not numbers."""
         with torch.inference_mode():
-            for layer in self.layers:
-                if layer.keys is not None and layer.values is not None:
-                    layer.keys.zero_()
-                    layer.values.zero_()
+            for layer in self._slot_layers:
+                if layer.is_initialized:
+                    cast(Tensor, layer.keys).zero_()
+                    cast(Tensor, layer.values).zero_()

@@ -107,9 +107,11 @@ class Capture:
         return max(0, waiting - self._emitter.acknowledged - sum(self._emitter.counts().values()))
 
     def _close(self, settle: Callable[..., None], *arguments: object) -> None:
-        settle(*arguments)
-        with self._lock:
-            self._open -= 1
+        try:
+            settle(*arguments)
+        finally:
+            with self._lock:
+                self._open -= 1
 
     def _offer(self, finished: Finished, provenance: Provenance) -> None:
         if self._emitter is None:
@@ -122,9 +124,13 @@ class Capture:
         except Exception:  # a trace that cannot be built costs that trace alone
             self.refused("build_failed")
             return
+        try:
+            self._emitter.offer(trace, provenance)
+        except Exception:  # it promises not to raise; a request must not depend on that
+            self.refused("emitter_failed")
+            return
         with self._lock:
             self._offered += 1
-        self._emitter.offer(trace, provenance)
 
 
 class DropReporter:

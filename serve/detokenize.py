@@ -4,9 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 REPLACEMENT = "\ufffd"
-# Ids kept before the unread ones, so that a decoder that treats a first token differently (a
-# leading space, a byte-fallback piece) sees a token that is not the first.
-CONTEXT_IDS = 6
 # A character has at most four bytes, so at most four ids; past that a replacement character is
 # what the ids mean, and only the last one can still change.
 MAX_HELD_IDS = 8
@@ -15,8 +12,13 @@ MAX_HELD_IDS = 8
 class Detokenizer:
     """Incremental decoding for one choice. `push` returns the text that became certain.
 
-    The concatenation of everything returned, `flush` included, equals decoding all ids at once.
-    Special tokens give no text.
+    The concatenation of everything returned, `flush` included, equals decoding all ids at once;
+    except that a decoder of byte pieces, which gives up a whole run of them for one broken byte,
+    is taken at its word as the run grows. Special tokens give no text.
+
+    The window is what was emitted last and everything since: a decoder that treats a first token
+    differently (a leading space) sees one that is not the first, and it begins where a character
+    does.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -32,24 +34,21 @@ class Detokenizer:
         fresh = [token for token in ids if token not in self._special]
         self._window += fresh
         self._held += len(fresh)
+        if not fresh:
+            return ""
         text = self._decode()
         open_end = text.endswith(REPLACEMENT)
         if open_end and self._held <= MAX_HELD_IDS:
             return ""
-        return self._emit(text, len(text) - open_end)
+        new = text[self._sent : len(text) - open_end]
+        self._window = self._window[-self._held :]
+        self._held = 0
+        self._sent = max(0, len(self._decode()) - open_end)
+        return new
 
     def flush(self) -> str:
         """The rest, incomplete bytes as replacement characters. Call once, at the end."""
-        text = self._decode()
-        return self._emit(text, len(text))
-
-    def _emit(self, text: str, until: int) -> str:
-        new = text[self._sent : until]
-        unsent = len(text) - until
-        del self._window[:-CONTEXT_IDS]
-        self._held = 0
-        self._sent = max(0, len(self._decode()) - unsent)
-        return new
+        return self._decode()[self._sent :]
 
     def _decode(self) -> str:
         return str(

@@ -5,11 +5,12 @@ Shapes: N rows of a pass, D drafter vocabulary, V target vocabulary.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from draftkeep.errors import ModelError
@@ -169,7 +170,8 @@ def _sampling(row: Row) -> Sampling:
 
 
 def _check_vocabulary(ids_D: NDArray[np.int64], model: PreTrainedModel, target_vocab: int) -> None:
-    outputs = int(model.get_output_embeddings().weight.shape[0])
+    head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    outputs = len(cast(Tensor, head.weight))
     if ids_D.ndim != 1 or len(ids_D) != outputs:
         raise ModelError(
             f"the drafter's head has {outputs} outputs but its list names {ids_D.size} ids; "
@@ -181,7 +183,7 @@ def _check_vocabulary(ids_D: NDArray[np.int64], model: PreTrainedModel, target_v
             f"the drafter's ids must be ascending and below the target's {target_vocab}; it was "
             "made for another tokenizer: choose a drafter of this target"
         )
-    inputs = int(model.get_input_embeddings().weight.shape[0])
+    inputs = len(cast(Tensor, model.get_input_embeddings().weight))
     if inputs < target_vocab:
         raise ModelError(
             f"the drafter reads {inputs} ids but the target writes {target_vocab}; it was made for "

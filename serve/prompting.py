@@ -29,13 +29,13 @@ def chat_prompt(target: TargetModel, body: ChatRequest) -> tuple[int, ...]:
             "the model's chat template refuses this order of roles", param="messages"
         ) from None
     # The template writes its own special tokens.
-    return _ids(target.tokenizer, text, special=False)
+    return _ids(target.tokenizer, text, special=False, param="messages")
 
 
 def completion_prompt(target: TargetModel, body: CompletionRequest) -> tuple[int, ...]:
     """The prompt's ids: encoded text, or the given ids where all of them exist."""
     if isinstance(body.prompt, str):
-        return _ids(target.tokenizer, body.prompt, special=True)
+        return _ids(target.tokenizer, body.prompt, special=True, param="prompt")
     if any(not 0 <= token < target.vocab for token in body.prompt):
         raise InputError(f"prompt holds a token id outside 0..{target.vocab - 1}", param="prompt")
     return tuple(body.prompt)
@@ -88,5 +88,7 @@ def _given(value: float | None, default: float) -> float:
     return default if value is None else float(value)
 
 
-def _ids(tokenizer: Any, text: str, *, special: bool) -> tuple[int, ...]:
+def _ids(tokenizer: Any, text: str, *, special: bool, param: str) -> tuple[int, ...]:
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise InputError(f"{param} holds half of a surrogate pair, expected Unicode", param=param)
     return tuple(tokenizer(text, add_special_tokens=special)["input_ids"])

@@ -1,35 +1,18 @@
 """Request and Finished: what goes into the engine and what comes out when one choice has ended.
 
-Suffixes: T output tokens, K the captured list, N drafts of a rejected branch. The enums hold the
-values a trace stores, so that a trace is made by conversion and never by a table.
+Suffixes: T output tokens, K the captured list, N drafts of a rejected branch.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftkeep.errors import DraftkeepError
+from draftkeep.kernels.outcome import Finish as Finish
+from draftkeep.kernels.outcome import How as How
 from draftkeep.kernels.sampling import Sampling
-
-
-class Finish(IntEnum):
-    """Why the output ended. The final EOS or stop token is part of the output."""
-
-    STOP = 0
-    LENGTH = 1
-    CANCELLED = 2
-
-
-class How(IntEnum):
-    """How an output token came about."""
-
-    ACCEPTED = 0
-    CORRECTED = 1
-    BONUS = 2
-    PLAIN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

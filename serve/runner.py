@@ -6,6 +6,7 @@ Shapes: B rows of the rectangle, W its width, C hidden width, V the head's outpu
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -50,11 +51,13 @@ class ModelRunner:
         packing: Packing = "measured",
     ) -> None:
         _refuse(model, context)
-        self.model = model.eval()
+        model.train(False)
+        self.model = model
         self.slots = slots
         self.context = context
-        self.vocab = int(model.get_output_embeddings().weight.shape[0])
-        self.device = model.get_input_embeddings().weight.device
+        self._head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        self.vocab = len(cast(Tensor, self._head.weight))
+        self.device = cast(Tensor, model.get_input_embeddings().weight).device
         self._cache = SlotCache(layers=model.config.num_hidden_layers, slots=slots, context=context)
         decoder = model.base_model
         names = inspect.signature(decoder.forward).parameters
@@ -63,7 +66,7 @@ class ModelRunner:
         model.config._attn_implementation = attention.NAME
         self.packed = pack_linears(model, packing)
         self._decoder: nn.Module = decoder
-        self._head: nn.Module = model.get_output_embeddings()
+        self._head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         self._check(expected)
 
     def forward(self, segments: Sequence[Segment]) -> Tensor:
@@ -73,7 +76,8 @@ class ModelRunner:
         between the segments' lowest and highest that have no segment are left as they were.
         """
         hidden_BWC, lo = self._pass(segments)
-        rows, columns = [], []
+        rows: list[int] = []
+        columns: list[int] = []
         for segment in segments:
             rows += [segment.slot - lo] * segment.want
             columns += range(len(segment.tokens) - segment.want, len(segment.tokens))

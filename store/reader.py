@@ -105,10 +105,8 @@ def _facts(catalog: Catalog, shard: ShardRow, include_erased: bool) -> _Facts | 
             return None
         used = connection.scalars(sa.select(row.period_id).where(row.shard == shard.id).distinct())
         periods = load_periods(connection, set(used))
-        erased: Collection[sa.Row[tuple[bytes, str]]] = ()
-        if not include_erased:
-            query = sa.select(row.trace_id, row.node).where(row.shard == shard.id)
-            erased = connection.execute(query.where(erased_traces())).all()
+        query = sa.select(row.trace_id, row.node).where(row.shard == shard.id, erased_traces())
+        erased = [] if include_erased else connection.execute(query).all()
     return _Facts(
         deadlines={key: period.record.destroy_at_s for key, period in periods.items()},
         erased=frozenset((found.trace_id, found.node) for found in erased),

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,7 +53,9 @@ def _target(seed: int, *, layers: int = 3) -> LlamaForCausalLM:
             eos_token_id=EOS,
         )
         config._attn_implementation = "sdpa"
-        return LlamaForCausalLM(config).eval().requires_grad_(False)
+        model: Any = LlamaForCausalLM(config)
+        made: LlamaForCausalLM = model.eval().requires_grad_(False)
+        return made
 
 
 def _drafter(source: LlamaForCausalLM, *, layers: int, vocab_ids: Tensor) -> Drafter:

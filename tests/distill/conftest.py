@@ -69,7 +69,9 @@ def toy_target(seed: int = 0, *, layers: int = 2) -> LlamaForCausalLM:
             eos_token_id=EOS,
         )
         config._attn_implementation = "sdpa"
-        return LlamaForCausalLM(config).eval().requires_grad_(False)
+        model: Any = LlamaForCausalLM(config)
+        made: LlamaForCausalLM = model.eval().requires_grad_(False)
+        return made
 
 
 def toy_drafter(target: LlamaForCausalLM, *, layers: int, vocab_ids: Tensor) -> Drafter:
@@ -300,9 +302,8 @@ class Deployment:
 def save_target(target: LlamaForCausalLM, directory: Path) -> Path:
     """The toy target as a model directory with a tokenizer of one word a token."""
     words = {f"t{number}": number for number in range(VOCAB)}
-    tokenizer: Any = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(words)), eos_token=f"t{EOS}"
-    )
+    wrap: Any = PreTrainedTokenizerFast
+    tokenizer = wrap(tokenizer_object=Tokenizer(models.WordLevel(words)), eos_token=f"t{EOS}")
     target.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory

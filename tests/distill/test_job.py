@@ -211,7 +211,7 @@ def _erase_when(
     deployment: Deployment, when: Callable[[JobProgress], bool], subject: str
 ) -> Callable[[JobProgress], None]:
     """A progress callback that erases a subject once, in the middle of the job."""
-    done = []
+    done: list[bool] = []
 
     def progress(report: JobProgress) -> None:
         if not done and when(report):

@@ -2,9 +2,11 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from draftkeep.distill.learner import Learner
@@ -80,15 +82,29 @@ def test_bfloat16_gives_nearly_the_same_loss(
     assert losses[1] != losses[0]
 
 
-def test_both_kinds_of_attention_give_the_same_loss(
+def test_both_kinds_of_attention_are_used_and_give_the_same_loss(
     target: LlamaForCausalLM, corpus: list[Opened], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     traces = [item.trace for item in corpus[:8]]
     drafter = toy_drafter(target, layers=1, vocab_ids=torch.arange(VOCAB))
+    # Its layers come from another network, with that network's config.
+    other = toy_drafter(target, layers=1, vocab_ids=torch.arange(VOCAB))
+    drafter.model.model.layers = other.model.model.layers
+    fused = 0
+    real = torch.nn.functional.scaled_dot_product_attention
+
+    def counting(*args: Any, **kwargs: Any) -> Tensor:
+        nonlocal fused
+        fused += 1
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", counting)
     learner = Learner(drafter, bfloat16=False)
     plain = learner.update(traces, rate=0.0)
+    assert fused == 0
     monkeypatch.setattr("draftkeep.distill.learner._PLAIN_ATTENTION_TOKENS", 0)
     assert learner.update(traces, rate=0.0) == pytest.approx(plain, rel=1e-5)
+    assert fused == 1
     assert drafter.model.config._attn_implementation == "sdpa"
 
 

@@ -56,9 +56,11 @@ class Lab:
                 bos_token_id=None,
                 eos_token_id=None,
                 pad_token_id=None,
-                attn_implementation="sdpa",
             )
-            self._targets[vocab, seed] = LlamaForCausalLM(config).eval()
+            model = LlamaForCausalLM(config)
+            model.train(False)
+            model.set_attn_implementation("sdpa")
+            self._targets[vocab, seed] = model
         return self._targets[vocab, seed]
 
     def drafter(self, kind: str, vocab: int = 48, seed: int = 0) -> DraftModel | None:
@@ -73,7 +75,7 @@ class Lab:
             elif kind == "noisy":
                 generator = torch.Generator().manual_seed(5)
                 for weight in model.parameters():
-                    weight += 0.02 * torch.randn(weight.shape, generator=generator)
+                    weight.add_(torch.randn(weight.shape, generator=generator), alpha=0.02)
             elif kind == "trimmed":
                 ids = ids[::2]
                 head = torch.nn.Linear(model.config.hidden_size, len(ids), bias=False)

@@ -1,5 +1,7 @@
 """The slot cache: writes land at their own row and position, and no rewind copies anything."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -8,15 +10,15 @@ from draftkeep.serve.cache import VIEW_STEP, SlotCache
 SLOTS, CONTEXT, HEADS, WIDTH = 4, 200, 2, 3
 
 
-def _states(rows, width, value):
+def _states(rows: Any, width: Any, value: Any) -> Any:
     return torch.full((rows, HEADS, width, WIDTH), float(value))
 
 
-def _cache():
+def _cache() -> Any:
     return SlotCache(layers=2, slots=SLOTS, context=CONTEXT)
 
 
-def test_rows_are_written_at_their_own_positions_and_nowhere_else():
+def test_rows_are_written_at_their_own_positions_and_nowhere_else() -> None:
     cache = _cache()
     cache.place(lo=1, positions_BW=torch.tensor([[0, 1], [7, CONTEXT]]), longest=8)
     keys, values = cache.update(_states(2, 2, 5), _states(2, 2, 6), 0)
@@ -31,7 +33,7 @@ def test_rows_are_written_at_their_own_positions_and_nowhere_else():
     assert not cache.layers[1].is_initialized
 
 
-def test_views_alias_the_buffer_and_a_rewind_moves_nothing():
+def test_views_alias_the_buffer_and_a_rewind_moves_nothing() -> None:
     cache = _cache()
     cache.place(lo=0, positions_BW=torch.tensor([[0, 1, 2]]), longest=3)
     cache.update(_states(1, 3, 1), _states(1, 3, 1), 0)
@@ -45,14 +47,16 @@ def test_views_alias_the_buffer_and_a_rewind_moves_nothing():
 @pytest.mark.parametrize(
     ("longest", "view"), [(1, 64), (64, 64), (65, 128), (192, 192), (193, 200), (200, 200)]
 )
-def test_views_are_cut_to_the_longest_row_and_never_show_the_spare_position(longest, view):
+def test_views_are_cut_to_the_longest_row_and_never_show_the_spare_position(
+    longest: Any, view: Any
+) -> None:
     cache = _cache()
     assert cache.place(lo=0, positions_BW=torch.tensor([[0]]), longest=longest) == view
     keys, _ = cache.update(_states(1, 1, 1), _states(1, 1, 1), 0)
     assert keys.shape[2] == view <= CONTEXT
 
 
-def test_clear_leaves_no_value_behind():
+def test_clear_leaves_no_value_behind() -> None:
     cache = _cache()
     cache.place(lo=0, positions_BW=torch.tensor([[0]]), longest=1)
     cache.update(_states(1, 1, torch.nan), _states(1, 1, torch.nan), 0)

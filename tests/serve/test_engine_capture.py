@@ -1,17 +1,27 @@
 """What is captured is what the target computed, position by position, and only where allowed."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.serve.request import How
+from draftkeep.serve.request import Finished, How
 
 K = 8
 
 
-def _finished(lab, *, drafter, sampling=None, branches=False, swap_at=None, capture=True):
-    out = []
+def _finished(
+    lab: Any,
+    *,
+    drafter: Any,
+    sampling: Any = None,
+    branches: Any = False,
+    swap_at: Any = None,
+    capture: Any = True,
+) -> Any:
+    out: list[Finished] = []
     engine = lab.engine(
         drafter=drafter, on_finish=out.append, capture_k=K, capture_branches=branches
     )
@@ -28,13 +38,13 @@ def _finished(lab, *, drafter, sampling=None, branches=False, swap_at=None, capt
     return sorted(out, key=lambda finished: finished.request.request_id)
 
 
-def _logprobs(lab, tokens):
+def _logprobs(lab: Any, tokens: Any) -> Any:
     return torch.from_numpy(lab.logits(tokens)).log_softmax(-1).numpy()
 
 
 @pytest.mark.parametrize("drafter", ["none", "copy", "noisy", "random"])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_equals_a_fresh_teacher_forced_pass(lab, drafter, temperature):
+def test_equals_a_fresh_teacher_forced_pass(lab: Any, drafter: Any, temperature: Any) -> None:
     sampling = Sampling(temperature=temperature, top_p=0.9, presence_penalty=0.2)
     for finished in _finished(lab, drafter=drafter, sampling=sampling):
         prompt, output = finished.request.prompt_ids, finished.output_ids_T.tolist()
@@ -49,7 +59,7 @@ def test_equals_a_fresh_teacher_forced_pass(lab, drafter, temperature):
         np.testing.assert_allclose(finished.tail_T, tail, atol=1e-3)
 
 
-def test_rejected_branches_hold_the_distributions_behind_the_rejected_draft(lab):
+def test_rejected_branches_hold_the_distributions_behind_the_rejected_draft(lab: Any) -> None:
     seen = 0
     for finished in _finished(lab, drafter="noisy", branches=True):
         prompt, output = list(finished.request.prompt_ids), finished.output_ids_T.tolist()
@@ -67,14 +77,14 @@ def test_rejected_branches_hold_the_distributions_behind_the_rejected_draft(lab)
     assert seen > 10
 
 
-def test_a_request_that_refuses_capture_leaves_no_distribution(lab):
+def test_a_request_that_refuses_capture_leaves_no_distribution(lab: Any) -> None:
     for finished in _finished(lab, drafter="noisy", branches=True, capture=False):
         assert finished.ids_TK.shape == finished.logprobs_TK.shape == (18, 0)
         assert finished.branches == ()
         assert finished.tested > 0
 
 
-def test_drafter_runs_follow_a_swap(lab):
+def test_drafter_runs_follow_a_swap(lab: Any) -> None:
     finished = _finished(lab, drafter="random", swap_at=3)[0]
     assert [use.digest.rstrip(b".") for use in finished.drafters] == [b"random", b"noisy"]
     assert sum(use.positions for use in finished.drafters) == 18
@@ -83,7 +93,7 @@ def test_drafter_runs_follow_a_swap(lab):
     assert [(use.digest, use.positions) for use in plain.drafters] == [(b"", 18)]
 
 
-def test_live_counts_equal_a_teacher_forced_replay(lab):
+def test_live_counts_equal_a_teacher_forced_replay(lab: Any) -> None:
     """At every tested position the drafter's own draw on the true prefix decides acceptance."""
     drafter = lab.drafter("noisy").model
     for finished in _finished(lab, drafter="noisy"):

@@ -1,6 +1,7 @@
 """One seed gives one output: for every drafter, lookahead, slot, neighbour and swap point."""
 
 import copy
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,7 +28,7 @@ SAMPLINGS = (
 TOKENS = 14
 
 
-def _replies(lab, order=None):
+def _replies(lab: Any, order: Any = None) -> Any:
     prompts = lab.prompts((1, 4, 19, 2, 9, 33))
     replies = [
         lab.request(str(i), prompts[i], max_tokens=TOKENS, sampling=SAMPLINGS[i], seed=100 + i)
@@ -37,7 +38,7 @@ def _replies(lab, order=None):
 
 
 @pytest.fixture(scope="module")
-def alone(lab):
+def alone(lab: Any) -> Any:
     """Each request by itself on a plain engine."""
     return {
         reply.request.request_id: lab.run(lab.engine(slots=1), [reply])[0]
@@ -45,14 +46,16 @@ def alone(lab):
     }
 
 
-def _assert_all_same(lab, replies, alone):
+def _assert_all_same(lab: Any, replies: Any, alone: Any) -> None:
     for reply in replies:
         lab.assert_same(reply, alone[reply.request.request_id])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("lookahead", "slots"), [(1, 8), (3, 2), (8, 8)])
-def test_drafter_lookahead_and_batch_do_not_matter(lab, alone, kind, lookahead, slots):
+def test_drafter_lookahead_and_batch_do_not_matter(
+    lab: Any, alone: Any, kind: Any, lookahead: Any, slots: Any
+) -> None:
     for order in ([0, 1, 2, 3, 4, 5], [5, 2, 4, 0, 3, 1]):
         replies = _replies(lab, order)
         lab.run(lab.engine(drafter=kind, lookahead=lookahead, slots=slots), replies)
@@ -60,7 +63,7 @@ def test_drafter_lookahead_and_batch_do_not_matter(lab, alone, kind, lookahead, 
 
 
 @pytest.mark.parametrize("step", range(12))
-def test_a_swap_between_any_two_steps_does_not_matter(lab, alone, step):
+def test_a_swap_between_any_two_steps_does_not_matter(lab: Any, alone: Any, step: Any) -> None:
     engine = lab.engine(drafter=KINDS[step % 6], lookahead=3, slots=6)
     replies = _replies(lab)
     for reply in replies:
@@ -74,14 +77,14 @@ def test_a_swap_between_any_two_steps_does_not_matter(lab, alone, step):
     _assert_all_same(lab, replies, alone)
 
 
-def test_automatic_lookahead_does_not_matter(lab, alone):
+def test_automatic_lookahead_does_not_matter(lab: Any, alone: Any) -> None:
     engine = lab.engine(drafter="noisy", mode="auto")
     replies = _replies(lab)
     lab.run(engine, replies)
     _assert_all_same(lab, replies, alone)
 
 
-def test_a_copy_is_always_accepted_and_an_unrelated_drafter_seldom(lab):
+def test_a_copy_is_always_accepted_and_an_unrelated_drafter_seldom(lab: Any) -> None:
     rates = {}
     for kind in ("copy", "noisy", "random"):
         engine = lab.engine(drafter=kind)
@@ -91,7 +94,7 @@ def test_a_copy_is_always_accepted_and_an_unrelated_drafter_seldom(lab):
     assert rates["copy"] > rates["noisy"] > rates["random"]
 
 
-def test_two_seeds_and_two_choices_differ(lab):
+def test_two_seeds_and_two_choices_differ(lab: Any) -> None:
     prompt = lab.prompts([5])[0]
     one = Sampling(temperature=1.0)
     replies = [
@@ -105,7 +108,7 @@ def test_two_seeds_and_two_choices_differ(lab):
     assert a == d
 
 
-def test_near_ties_were_shown(lab):
+def test_near_ties_were_shown(lab: Any) -> None:
     """In float32 at this size they are rare; a rise means that passes no longer agree."""
     print("near-ties so far:", lab.near_ties)
     assert len(lab.near_ties) <= 3
@@ -114,17 +117,17 @@ def test_near_ties_were_shown(lab):
 class EngineMachine(RuleBasedStateMachine):
     """Requests, swaps, cancellations and steps in any order leave every output as it is alone."""
 
-    lab = None
-    reference: dict = {}
+    lab: Any
+    reference: dict[str, list[int]]
 
     @initialize(kind=st.sampled_from(KINDS), slots=st.integers(1, 4), lookahead=st.integers(1, 5))
-    def start(self, kind, slots, lookahead):
+    def start(self, kind: Any, slots: Any, lookahead: Any) -> None:
         self.engine = self.lab.engine(drafter=kind, slots=slots, lookahead=lookahead)
-        self.replies = []
-        self.cancelled = set()
+        self.replies: list[Any] = []
+        self.cancelled: set[str] = set()
 
     @rule(which=st.integers(0, 5))
-    def submit(self, which):
+    def submit(self, which: Any) -> None:
         reply = _replies(self.lab)[which]
         name = f"{which}-{len(self.replies)}"
         reply = self.lab.request(
@@ -138,23 +141,23 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.submit(reply.request)
 
     @rule(count=st.integers(1, 5))
-    def step(self, count):
+    def step(self, count: Any) -> None:
         for _ in range(count):
             self.engine.step()
 
     @rule(kind=st.sampled_from(KINDS))
-    def swap(self, kind):
+    def swap(self, kind: Any) -> None:
         self.engine.swap(self.lab.drafter(kind))
 
     @rule(index=st.integers(0, 20))
-    def cancel(self, index):
+    def cancel(self, index: Any) -> None:
         running = [r for r in self.replies if r.finish is None]
         if running:
             reply = running[index % len(running)]
             self.cancelled.add(reply.request.request_id)
             self.engine.cancel(reply.request.request_id)
 
-    def teardown(self):
+    def teardown(self) -> None:
         while self.engine.step():
             pass
         for reply in self.replies:
@@ -167,8 +170,8 @@ class EngineMachine(RuleBasedStateMachine):
         assert stats.finished + stats.cancelled == len(self.replies)
 
 
-def test_any_order_of_events(lab, alone):
-    machine = type("Machine", (EngineMachine,), {"lab": lab, "reference": copy.copy(alone)})
+def test_any_order_of_events(lab: Any, alone: Any) -> None:
+    machine: Any = type("Machine", (EngineMachine,), {"lab": lab, "reference": copy.copy(alone)})
     run = settings(
         max_examples=20,
         stateful_step_count=12,

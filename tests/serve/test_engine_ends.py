@@ -1,12 +1,13 @@
 """The output ends at the earliest end, wherever in a block it falls, and counting ends with it."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from draftkeep.errors import BusyError, InputError
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.serve.request import Finish, How
+from draftkeep.serve.request import Finish, Finished, How
 
 # The tiny target answers this prompt with twelve different tokens, so each can be made the end.
 PROMPT = (35, 40, 5, 46)
@@ -15,15 +16,17 @@ GREEDY = Sampling(temperature=0.0)
 
 
 @pytest.fixture(scope="module")
-def emitted(lab):
+def emitted(lab: Any) -> Any:
     tokens = lab.run(lab.engine(), [lab.request("a", PROMPT, max_tokens=TOKENS)])[0]
     assert len(set(tokens)) == TOKENS
     return tokens
 
 
-def _one(lab, sampling, *, max_tokens=TOKENS, drafter="copy", lookahead=5):
+def _one(
+    lab: Any, sampling: Any, *, max_tokens: Any = TOKENS, drafter: Any = "copy", lookahead: Any = 5
+) -> Any:
     """Run one request beside a neighbour; its reply and what the engine handed over."""
-    finished = []
+    finished: list[Finished] = []
     engine = lab.engine(
         drafter=drafter, lookahead=lookahead, on_finish=finished.append, capture_k=4
     )
@@ -35,10 +38,13 @@ def _one(lab, sampling, *, max_tokens=TOKENS, drafter="copy", lookahead=5):
 @pytest.mark.parametrize("drafter", ["copy", "noisy", "none"])
 @pytest.mark.parametrize("kind", ["eos", "stop"])
 @pytest.mark.parametrize("at", range(TOKENS))
-def test_an_ending_token_at_every_offset(lab, emitted, at, kind, drafter):
+def test_an_ending_token_at_every_offset(
+    lab: Any, emitted: Any, at: Any, kind: Any, drafter: Any
+) -> None:
     end = emitted[at]
     expected = emitted[: at + 1]
-    sampling = Sampling(temperature=0.0, **{f"{kind}_ids": (end,)})
+    ids: Any = {f"{kind}_ids": (end,)}
+    sampling = Sampling(temperature=0.0, **ids)
     reply, finished = _one(lab, sampling, drafter=drafter)
     assert reply.tokens == expected
     assert reply.finish == finished.finish == Finish.STOP
@@ -53,7 +59,7 @@ def test_an_ending_token_at_every_offset(lab, emitted, at, kind, drafter):
 
 @pytest.mark.parametrize("lookahead", [1, 2, 5, 8])
 @pytest.mark.parametrize("length", range(1, TOKENS))
-def test_length_at_every_offset(lab, emitted, length, lookahead):
+def test_length_at_every_offset(lab: Any, emitted: Any, length: Any, lookahead: Any) -> None:
     reply, finished = _one(lab, GREEDY, max_tokens=length, lookahead=lookahead)
     assert reply.tokens == emitted[:length]
     assert reply.finish == Finish.LENGTH
@@ -61,14 +67,14 @@ def test_length_at_every_offset(lab, emitted, length, lookahead):
     assert finished.accepted + finished.steps == length
 
 
-def test_an_end_at_the_last_allowed_token_is_a_stop(lab, emitted):
+def test_an_end_at_the_last_allowed_token_is_a_stop(lab: Any, emitted: Any) -> None:
     sampling = Sampling(temperature=0.0, eos_ids=(emitted[5],))
     reply, _ = _one(lab, sampling, max_tokens=6)
     assert reply.tokens == emitted[:6]
     assert reply.finish == Finish.STOP
 
 
-def test_ignored_eos_goes_on(lab, emitted):
+def test_ignored_eos_goes_on(lab: Any, emitted: Any) -> None:
     sampling = Sampling(temperature=0.0, eos_ids=tuple(set(emitted)), ignore_eos=True)
     reply, _ = _one(lab, sampling)
     assert reply.tokens == emitted
@@ -76,7 +82,7 @@ def test_ignored_eos_goes_on(lab, emitted):
 
 
 @pytest.mark.parametrize("drafter", ["copy", "none"])
-def test_min_tokens_bars_the_end_until_then(lab, emitted, drafter):
+def test_min_tokens_bars_the_end_until_then(lab: Any, emitted: Any, drafter: Any) -> None:
     sampling = Sampling(temperature=0.0, eos_ids=(emitted[0],), min_tokens=5)
     reply, _ = _one(lab, sampling, drafter=drafter)
     assert emitted[0] not in reply.tokens[:5]
@@ -84,7 +90,7 @@ def test_min_tokens_bars_the_end_until_then(lab, emitted, drafter):
     assert reply.tokens == plain.tokens[: len(reply.tokens)]
 
 
-def test_the_context_ends_an_output(lab):
+def test_the_context_ends_an_output(lab: Any) -> None:
     reply = lab.request("a", lab.prompts([120])[0], max_tokens=100)
     lab.run(lab.engine(drafter="copy", lookahead=8), [reply])
     assert len(reply.tokens) == 8
@@ -92,7 +98,7 @@ def test_the_context_ends_an_output(lab):
 
 
 @pytest.mark.parametrize("drafter", ["copy", "noisy", "random", "none"])
-def test_how_the_tokens_came_about_adds_up(lab, drafter):
+def test_how_the_tokens_came_about_adds_up(lab: Any, drafter: Any) -> None:
     _, finished = _one(lab, Sampling(temperature=0.8), drafter=drafter)
     how = finished.how_T.tolist()
     assert finished.accepted == how.count(How.ACCEPTED)
@@ -104,14 +110,14 @@ def test_how_the_tokens_came_about_adds_up(lab, drafter):
     assert how.count(How.PLAIN) == (TOKENS if drafter == "none" else how[-1] == How.PLAIN)
 
 
-def test_a_caller_can_end_an_output_inside_a_block(lab, emitted):
+def test_a_caller_can_end_an_output_inside_a_block(lab: Any, emitted: Any) -> None:
     """A stop string was found in the text: the hand-over is cut where the caller says."""
-    finished = []
+    finished: list[Finished] = []
     engine = lab.engine(drafter="copy", lookahead=5, on_finish=finished.append, capture_k=4)
     reply = lab.request("a", PROMPT, max_tokens=TOKENS)
     inner = reply.request.on_tokens
 
-    def on_tokens(tokens, finish):
+    def on_tokens(tokens: Any, finish: Any) -> None:
         inner(tokens, finish)
         if len(reply.tokens) >= 4:
             engine.end("a", 4)
@@ -138,14 +144,16 @@ def test_a_caller_can_end_an_output_inside_a_block(lab, emitted):
         ((1,), {"sampling": Sampling(logit_bias=((99, 1.0),))}, "logit_bias"),
     ],
 )
-def test_a_request_that_cannot_be_served_is_refused(lab, prompt, options, words):
+def test_a_request_that_cannot_be_served_is_refused(
+    lab: Any, prompt: Any, options: Any, words: Any
+) -> None:
     engine = lab.engine()
     with pytest.raises(InputError, match=words):
         engine.submit(lab.request("a", prompt, **options).request)
     assert engine.stats().waiting == 0
 
 
-def test_the_queue_is_bounded_and_ids_are_unique(lab):
+def test_the_queue_is_bounded_and_ids_are_unique(lab: Any) -> None:
     engine = lab.engine(slots=1, queue=2)
     engine.submit(lab.request("a", (1,)).request)
     with pytest.raises(InputError, match="id"):

@@ -1,12 +1,14 @@
 """Greedy output is the target's own, whatever drafts it and whoever runs beside it."""
 
+from typing import Any
+
 import pytest
 import torch
 
 LENGTHS = (1, 3, 40, 2, 17, 5, 29, 8)
 
 
-def _generated(lab, prompt, tokens):
+def _generated(lab: Any, prompt: Any, tokens: Any) -> Any:
     ids = torch.tensor([prompt])
     with torch.inference_mode():
         out = lab.target().generate(
@@ -20,14 +22,16 @@ def _generated(lab, prompt, tokens):
 
 
 @pytest.fixture(scope="module")
-def expected(lab):
+def expected(lab: Any) -> Any:
     return [_generated(lab, prompt, 12) for prompt in lab.prompts(LENGTHS)]
 
 
 @pytest.mark.parametrize("kind", ["none", "copy", "random", "constant", "noisy", "trimmed"])
 @pytest.mark.parametrize("lookahead", [1, 4, 8])
 @pytest.mark.parametrize("batch", [1, 3, 8])
-def test_equals_transformers_generate(lab, expected, kind, lookahead, batch):
+def test_equals_transformers_generate(
+    lab: Any, expected: Any, kind: Any, lookahead: Any, batch: Any
+) -> None:
     engine = lab.engine(drafter=kind, lookahead=lookahead, slots=batch)
     prompts = lab.prompts(LENGTHS)[: 2 * batch + 1]
     replies = [lab.request(str(i), p, max_tokens=12) for i, p in enumerate(prompts)]
@@ -43,7 +47,7 @@ def test_equals_transformers_generate(lab, expected, kind, lookahead, batch):
         assert all(set(reply.calls) == {1} for reply in replies)
 
 
-def test_packed_weights_give_the_same_tokens(lab, expected):
+def test_packed_weights_give_the_same_tokens(lab: Any, expected: Any) -> None:
     engine = lab.engine(drafter="noisy", packing="always")
     assert engine._target.packed > 0
     replies = [lab.request(str(i), p, max_tokens=12) for i, p in enumerate(lab.prompts(LENGTHS))]
@@ -52,7 +56,7 @@ def test_packed_weights_give_the_same_tokens(lab, expected):
         lab.assert_same(reply, tokens)
 
 
-def test_long_prompts_are_read_in_pieces(lab):
+def test_long_prompts_are_read_in_pieces(lab: Any) -> None:
     prompt = lab.prompts([300 - 60])[0]
     engine = lab.engine(drafter="copy", max_context=256)
     reply = lab.request("a", prompt, max_tokens=8)
@@ -62,7 +66,7 @@ def test_long_prompts_are_read_in_pieces(lab):
     lab.assert_same(short, _generated(lab, prompt[:4], 8))
 
 
-def test_a_slot_serves_one_request_after_another(lab, expected):
+def test_a_slot_serves_one_request_after_another(lab: Any, expected: Any) -> None:
     """Long then short in one slot: nothing of the longer request may shine through."""
     engine = lab.engine(drafter="copy", slots=1)
     order = [2, 0, 6, 1, 4, 3]
@@ -73,7 +77,7 @@ def test_a_slot_serves_one_request_after_another(lab, expected):
         lab.assert_same(reply, expected[index])
 
 
-def test_a_drafter_with_a_short_context_stops_drafting_there(lab, expected):
+def test_a_drafter_with_a_short_context_stops_drafting_there(lab: Any, expected: Any) -> None:
     drafter = lab.drafter("copy")
     drafter.model.config.max_position_embeddings = 30
     engine = lab.engine(drafter=drafter)

@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -9,18 +10,18 @@ import torch
 from draftkeep.errors import BusyError, ModelError
 from draftkeep.kernels.sampling import Sampling
 from draftkeep.serve.drafting import DraftModel
-from draftkeep.serve.request import Finish
+from draftkeep.serve.request import Finish, Finished
 
 PROMPT = (3, 9, 4)
 
 
 @pytest.fixture(scope="module")
-def alone(lab):
+def alone(lab: Any) -> Any:
     return lab.run(lab.engine(slots=1), [lab.request("a", PROMPT, max_tokens=20)])[0]
 
 
-def test_a_cancelled_request_frees_its_slot_before_the_next_step(lab):
-    finished = []
+def test_a_cancelled_request_frees_its_slot_before_the_next_step(lab: Any) -> None:
+    finished: list[Finished] = []
     engine = lab.engine(slots=1, on_finish=finished.append)
     first, second = lab.request("a", PROMPT, max_tokens=50), lab.request("b", PROMPT, max_tokens=2)
     engine.submit(first.request)
@@ -37,7 +38,7 @@ def test_a_cancelled_request_frees_its_slot_before_the_next_step(lab):
     assert engine.stats().cancelled == 1
 
 
-def test_a_waiting_request_can_be_cancelled(lab):
+def test_a_waiting_request_can_be_cancelled(lab: Any) -> None:
     engine = lab.engine(slots=1)
     running, waiting = lab.request("a", PROMPT), lab.request("b", PROMPT)
     engine.submit(running.request)
@@ -51,7 +52,7 @@ def test_a_waiting_request_can_be_cancelled(lab):
     assert running.finish == Finish.LENGTH
 
 
-def test_many_cancellations_leave_nothing_behind(lab, alone):
+def test_many_cancellations_leave_nothing_behind(lab: Any, alone: Any) -> None:
     engine = lab.engine(slots=4, drafter="noisy", queue=400)
     for index in range(300):
         engine.submit(lab.request(str(index), PROMPT, max_tokens=50).request)
@@ -65,13 +66,13 @@ def test_many_cancellations_leave_nothing_behind(lab, alone):
     assert engine._inbox._known == set()
 
 
-def test_callbacks_that_raise_harm_their_own_request_alone(lab, alone):
-    def broken(*_):
+def test_callbacks_that_raise_harm_their_own_request_alone(lab: Any, alone: Any) -> None:
+    def broken(*_: Any) -> None:
         raise OSError("no space left on device")
 
-    finished = []
+    finished: list[str] = []
 
-    def on_finish(result):
+    def on_finish(result: Any) -> None:
         finished.append(result.request.request_id)
         broken()
 
@@ -85,7 +86,9 @@ def test_callbacks_that_raise_harm_their_own_request_alone(lab, alone):
     assert engine.stats().running == 0
 
 
-def test_a_failing_target_pass_fails_what_is_in_flight_and_nothing_after(lab, alone, monkeypatch):
+def test_a_failing_target_pass_fails_what_is_in_flight_and_nothing_after(
+    lab: Any, alone: Any, monkeypatch: Any
+) -> None:
     engine = lab.engine(drafter="noisy")
     lost = [lab.request(str(i), PROMPT, max_tokens=20) for i in range(3)]
     for reply in lost:
@@ -93,7 +96,7 @@ def test_a_failing_target_pass_fails_what_is_in_flight_and_nothing_after(lab, al
     engine.step()
     forward = engine._target.forward
 
-    def failing(segments):
+    def failing(segments: Any) -> None:
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(engine._target, "forward", failing)
@@ -107,13 +110,13 @@ def test_a_failing_target_pass_fails_what_is_in_flight_and_nothing_after(lab, al
     assert engine.stats().failed == 3
 
 
-def test_a_failing_drafter_costs_speed_alone(lab, alone, monkeypatch):
+def test_a_failing_drafter_costs_speed_alone(lab: Any, alone: Any, monkeypatch: Any) -> None:
     engine = lab.engine(drafter="copy")
     reply = lab.request("a", PROMPT, max_tokens=20)
     engine.submit(reply.request)
     engine.step()
 
-    def failing(segments):
+    def failing(segments: Any) -> None:
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(engine._drafter.runner, "forward", failing)
@@ -123,11 +126,11 @@ def test_a_failing_drafter_costs_speed_alone(lab, alone, monkeypatch):
     assert engine.stats().drafter == b""
 
 
-def test_a_failing_capture_costs_the_capture_alone(lab, alone, monkeypatch):
-    finished = []
+def test_a_failing_capture_costs_the_capture_alone(lab: Any, alone: Any, monkeypatch: Any) -> None:
+    finished: list[Finished] = []
     engine = lab.engine(drafter="noisy", capture_k=4, on_finish=finished.append)
 
-    def failing(*_, **__):
+    def failing(*_: Any, **__: Any) -> None:
         raise MemoryError
 
     monkeypatch.setattr("draftkeep.serve.engine.capture", failing)
@@ -138,7 +141,7 @@ def test_a_failing_capture_costs_the_capture_alone(lab, alone, monkeypatch):
     assert engine.stats().capture_failed == 1
 
 
-def test_a_row_of_nan_fails_alone(lab, alone, monkeypatch):
+def test_a_row_of_nan_fails_alone(lab: Any, alone: Any, monkeypatch: Any) -> None:
     engine = lab.engine()
     good, bad = lab.request("good", PROMPT, max_tokens=20), lab.request("bad", (1, 2))
     for reply in (good, bad):
@@ -146,7 +149,7 @@ def test_a_row_of_nan_fails_alone(lab, alone, monkeypatch):
     engine.step()
     forward = engine._target.forward
 
-    def poisoned(segments):
+    def poisoned(segments: Any) -> Any:
         logits = forward(segments).clone()
         logits[1] = torch.nan
         return logits
@@ -159,7 +162,7 @@ def test_a_row_of_nan_fails_alone(lab, alone, monkeypatch):
     lab.assert_same(good, alone)
 
 
-def test_an_impossible_request_fails_alone(lab, alone):
+def test_an_impossible_request_fails_alone(lab: Any, alone: Any) -> None:
     bias = tuple((token, float("-inf")) for token in range(48))
     engine = lab.engine(drafter="noisy")
     good = lab.request("good", PROMPT, max_tokens=20)
@@ -171,7 +174,9 @@ def test_an_impossible_request_fails_alone(lab, alone):
 
 
 @pytest.mark.parametrize("fault", ["outputs", "order", "range", "nan", "inputs"])
-def test_a_drafter_that_does_not_fit_is_refused_and_the_old_one_stays(lab, alone, fault):
+def test_a_drafter_that_does_not_fit_is_refused_and_the_old_one_stays(
+    lab: Any, alone: Any, fault: Any
+) -> None:
     engine = lab.engine(drafter="copy")
     engine.step()
     model = lab.drafter("random").model
@@ -197,14 +202,14 @@ def test_a_drafter_that_does_not_fit_is_refused_and_the_old_one_stays(lab, alone
     assert engine.stats().accepted == engine.stats().tested > 0
 
 
-def test_threads_submit_cancel_and_swap_while_the_loop_runs(lab, alone):
+def test_threads_submit_cancel_and_swap_while_the_loop_runs(lab: Any, alone: Any) -> None:
     engine = lab.engine(slots=3, drafter="noisy", queue=100)
     stop, done = threading.Event(), threading.Semaphore(0)
     loop = threading.Thread(target=engine.run, args=(stop,))
     loop.start()
     replies = [lab.request(str(i), PROMPT, max_tokens=20) for i in range(12)]
 
-    def on_tokens(reply, tokens, finish):
+    def on_tokens(reply: Any, tokens: Any, finish: Any) -> None:
         reply.request.on_tokens(tokens, finish)
         if finish is not None:
             done.release()
@@ -225,7 +230,7 @@ def test_threads_submit_cancel_and_swap_while_the_loop_runs(lab, alone):
         engine.submit(lab.request("late", PROMPT).request)
 
 
-def test_close_fails_what_waits_and_what_runs(lab):
+def test_close_fails_what_waits_and_what_runs(lab: Any) -> None:
     engine = lab.engine(slots=1)
     replies = [lab.request(str(i), PROMPT) for i in range(3)]
     for reply in replies:

@@ -6,6 +6,7 @@ fixed, so the result is too: a right rule must give p > 1e-3 and a broken one p 
 """
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ CASES = {
 }
 
 
-def _distribution(logits, sampling):
+def _distribution(logits: Any, sampling: Any) -> Any:
     """Temperature and top-p written out plainly."""
     weights = np.exp((logits - logits.max()).astype(np.float64) / sampling.temperature)
     p = weights / weights.sum()
@@ -41,9 +42,9 @@ def _distribution(logits, sampling):
     return kept / kept.sum()
 
 
-def _law(lab, sampling):
+def _law(lab: Any, sampling: Any) -> Any:
     """Probability of every sequence of `TOKENS` ids."""
-    law = {(): 1.0}
+    law: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(TOKENS):
         prefixes = list(law)
         with torch.inference_mode():
@@ -57,7 +58,9 @@ def _law(lab, sampling):
     return law
 
 
-def _p_value(lab, sampling, *, drafter="noisy", samples=SAMPLES, lookahead=2):
+def _p_value(
+    lab: Any, sampling: Any, *, drafter: Any = "noisy", samples: Any = SAMPLES, lookahead: Any = 2
+) -> Any:
     """Chi-square of the engine's outputs over `samples` seeds against the law."""
     engine = lab.engine(vocab=VOCAB, drafter=drafter, lookahead=lookahead, slots=64, queue=samples)
     replies = [
@@ -75,7 +78,7 @@ def _p_value(lab, sampling, *, drafter="noisy", samples=SAMPLES, lookahead=2):
     return _pooled(seen, expected)
 
 
-def _pooled(seen, expected, least=8.0):
+def _pooled(seen: Any, expected: Any, least: Any = 8.0) -> Any:
     """The test over cells merged until each expects `least`; cells come in rising expectation."""
     edges, total = [0], 0.0
     for index, value in enumerate(expected):
@@ -90,32 +93,34 @@ def _pooled(seen, expected, least=8.0):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_engine_draws_from_the_targets_law(lab, case):
+def test_the_engine_draws_from_the_targets_law(lab: Any, case: Any) -> None:
     p_value = _p_value(lab, CASES[case])
     print(f"{case}: p {p_value:.3f}")
     assert p_value > RIGHT
 
 
-def test_an_unrelated_drafter_changes_nothing(lab):
+def test_an_unrelated_drafter_changes_nothing(lab: Any) -> None:
     assert _p_value(lab, CASES["t1"], drafter="random") > RIGHT
 
 
-def _drafts_are_emitted(logits_WV, drafts, sampling, **kwargs):
+def _drafts_are_emitted(logits_WV: Any, drafts: Any, sampling: Any, **kwargs: Any) -> Any:
     """q in place of p: every draft is taken as it is."""
     fair = verify(logits_WV[-1:], [], sampling, **(kwargs | _later(kwargs, drafts)))
     return Verified(tokens=(*drafts, *fair.tokens), accepted=len(drafts), tested=len(drafts))
 
 
-def _later(kwargs, drafts):
+def _later(kwargs: Any, drafts: Any) -> Any:
     return {"output_ids": [*kwargs["output_ids"], *drafts]}
 
 
-def _hot(logits_WV, drafts, sampling, **kwargs):
+def _hot(logits_WV: Any, drafts: Any, sampling: Any, **kwargs: Any) -> Any:
     """The temperature is forgotten by the target."""
     return verify(logits_WV, drafts, Sampling(), **kwargs)
 
 
-def _ratio_without_residual(logits_WV, drafts, sampling, *, prompt_ids, output_ids, noise):
+def _ratio_without_residual(
+    logits_WV: Any, drafts: Any, sampling: Any, *, prompt_ids: Any, output_ids: Any, noise: Any
+) -> Any:
     """Accepts with probability p(draft) and otherwise draws from p again, not from the rest."""
     tokens = []
     for row, logits_V in enumerate(logits_WV):
@@ -132,23 +137,23 @@ def _ratio_without_residual(logits_WV, drafts, sampling, *, prompt_ids, output_i
     return Verified(tokens=tuple(tokens), accepted=accepted, tested=min(len(tokens), len(drafts)))
 
 
-def _same_noise_twice(seed, choice, index, vocab):
+def _same_noise_twice(seed: Any, choice: Any, index: Any, vocab: Any) -> Any:
     """The index lags by one, so the second token reuses the first one's noise."""
     return gumbel(seed, choice, max(index - 1, 0), vocab)
 
 
 BUGS = {
-    "drafts emitted": (verification, "verify", _drafts_are_emitted, "random"),
-    "temperature forgotten": (verification, "verify", _hot, "noisy"),
-    "ratio test without residual": (verification, "verify", _ratio_without_residual, "random"),
-    "noise index off by one": (row_module, "gumbel", _same_noise_twice, "noisy"),
+    "drafts emitted": (verification, "verify", _drafts_are_emitted, "random", "t0.5"),
+    "temperature forgotten": (verification, "verify", _hot, "noisy", "t0.5"),
+    "ratio test without residual": (verification, "verify", _ratio_without_residual, "random", "t0.5"),
+    "noise index off by one": (row_module, "gumbel", _same_noise_twice, "noisy", "t1"),
 }
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_a_broken_rule_fails_the_same_test(lab, bug, monkeypatch):
-    module, name, broken, drafter = BUGS[bug]
+def test_a_broken_rule_fails_the_same_test(lab: Any, bug: Any, monkeypatch: Any) -> None:
+    module, name, broken, drafter, case = BUGS[bug]
     monkeypatch.setattr(module, name, broken)
-    p_value = _p_value(lab, CASES["t0.5"], drafter=drafter)
+    p_value = _p_value(lab, CASES[case], drafter=drafter)
     print(f"{bug}: p {p_value:.1e}")
     assert p_value < BROKEN

@@ -1,6 +1,7 @@
 """Ragged passes give the plain model's logits, and models that cannot be served are refused."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -14,15 +15,17 @@ SLOTS = 4
 
 
 @pytest.fixture(scope="module")
-def runner(lab):
+def runner(lab: Any) -> Any:
     return ModelRunner(copy.deepcopy(lab.target()), slots=SLOTS, context=100, packing="never")
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(data=st.data())
-def test_any_course_of_feeding_and_rewinding_gives_plain_logits(lab, runner, data):
+def test_any_course_of_feeding_and_rewinding_gives_plain_logits(
+    lab: Any, runner: Any, data: Any
+) -> None:
     """Rows of any length are fed in any cut, rewound, overwritten and idled among neighbours."""
-    rows = {slot: [] for slot in range(SLOTS)}
+    rows: dict[int, list[int]] = {slot: [] for slot in range(SLOTS)}
     tokens = st.lists(st.integers(0, 47), min_size=1, max_size=9)
     for _ in range(data.draw(st.integers(1, 5))):
         segments = []
@@ -40,7 +43,7 @@ def test_any_course_of_feeding_and_rewinding_gives_plain_logits(lab, runner, dat
         torch.testing.assert_close(logits, torch.cat(expected), rtol=1e-4, atol=2e-4)
 
 
-def test_an_idle_pass_changes_no_slot(lab, runner):
+def test_an_idle_pass_changes_no_slot(lab: Any, runner: Any) -> None:
     ids = [1, 5, 9]
     runner.prefill([Segment(slot=0, tokens=ids[:2], start=0)])
     for batch in (1, SLOTS):
@@ -50,28 +53,28 @@ def test_an_idle_pass_changes_no_slot(lab, runner):
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=2e-4)
 
 
-def _eager(model):
+def _eager(model: Any) -> None:
     model.config._attn_implementation = "eager"
 
 
-def _sliding(model):
+def _sliding(model: Any) -> None:
     model.config.sliding_window = 8
 
 
-def _mixed(model):
+def _mixed(model: Any) -> None:
     model.config.layer_types = ["full_attention", "linear_attention"]
 
 
-def _short(model):
+def _short(model: Any) -> None:
     model.config.max_position_embeddings = 50
 
 
-def _damaged(model):
+def _damaged(model: Any) -> None:
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight[0, 0] = torch.inf
 
 
-def _odd(model):
+def _odd(model: Any) -> None:
     """Attention whose output depends on the width of the pass: no cache can serve it."""
     model.model.layers[0].self_attn.register_forward_hook(
         lambda module, args, output: (output[0] * (1 + 0.01 * output[0].shape[1]), output[1])
@@ -89,7 +92,7 @@ def _odd(model):
         (_odd, "differ"),
     ],
 )
-def test_a_model_that_would_be_served_wrong_is_refused(lab, fault, words):
+def test_a_model_that_would_be_served_wrong_is_refused(lab: Any, fault: Any, words: Any) -> None:
     model = copy.deepcopy(lab.target())
     fault(model)
     with pytest.raises(ModelError, match=words):

@@ -77,7 +77,7 @@ def test_a_write_that_follows_a_read_is_not_lost(catalog: Catalog) -> None:
         for _ in range(20):
             with catalog.begin() as connection:
                 value = connection.scalar(sa.select(count))
-                connection.execute(sa.update(schema.drops).values(count=value + 1))
+                connection.execute(sa.update(schema.drops).values(count=(value or 0) + 1))
 
     threads = [threading.Thread(target=increment) for _ in range(4)]
     for thread in threads:

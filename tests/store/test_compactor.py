@@ -23,7 +23,7 @@ def letters(world: World) -> list[tuple[str, int]]:
     row = schema.dead_letters.c
     with world.catalog.read() as connection:
         query = sa.select(row.reason, row.count).order_by(row.id)
-        return [(found.reason, found.count) for found in connection.execute(query)]
+        return [(reason, count) for reason, count in connection.execute(query)]
 
 
 def test_what_was_sealed_is_stored_once_and_opens(world: World) -> None:
@@ -115,7 +115,7 @@ def _later_header(world: World) -> bytes:
 
 def _flip_ciphertext(world: World) -> bytes:
     sealed = world.seal()
-    return encode_record(replace(sealed, ciphertext=b"\x00" + sealed.ciphertext[1:]))
+    return encode_record(replace(sealed, ciphertext=sealed.ciphertext[::-1]))
 
 
 def _foreign_share(world: World) -> bytes:
@@ -131,7 +131,7 @@ def _other_tenants_period(world: World) -> bytes:
     return encode_record(resign(world, world.seal(), period_id=other.period_id, alias=other.alias))
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[Callable[[World], bytes], Refusal]] = {
     "cut record": (lambda world: encode_record(world.seal())[:-1], Refusal.UNREADABLE),
     "empty record": (lambda world: b"", Refusal.UNREADABLE),
     "unknown record version": (_unknown_version, Refusal.UNREADABLE),
@@ -153,6 +153,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_bad_record_is_quarantined_and_the_line_goes_on(world: World, case: str) -> None:
     make, reason = REFUSED[case]
+    row = schema.dead_letters.c
     before, after = world.seal(), world.seal()
     bad = make(world)
     world.log.append([encode_record(before), bad, encode_record(after)])
@@ -160,11 +161,12 @@ def test_a_bad_record_is_quarantined_and_the_line_goes_on(world: World, case: st
     assert (report.stored, report.dead, report.next_offset) == (2, {str(reason): 1}, 3)
     assert ids(world.stored()) == ids([before, after])
     with world.catalog.read() as connection:
-        letter = connection.execute(sa.select(schema.dead_letters)).one()
-    assert letter.record == bad
-    assert letter.sha256 == hashlib.sha256(bad).digest()
-    assert (letter.offset, letter.count) == (1, 1)
+        letter = connection.execute(
+            sa.select(row.record, row.sha256, row.offset, row.expiry_s)
+        ).one()
+    assert letter[:3] == (bad, hashlib.sha256(bad).digest(), 1)
     assert world.clock() < letter.expiry_s <= world.clock() + 7 * 86400 + 1
+    assert letters(world) == [(str(reason), 1)]
 
 
 def test_without_a_known_period_length_created_is_bounded_by_the_ttl(world: World) -> None:
@@ -200,8 +202,16 @@ def test_expired_records_are_counted_and_not_kept(world: World) -> None:
     assert (report.stored, report.counted, report.dead) == (0, {"expired": 2}, {})
     assert letters(world) == []
     with world.catalog.read() as connection:
-        row = connection.execute(sa.select(schema.drops)).one()
-    assert (row.source, row.reason, row.count) == ("compactor", "expired", 2)
+        (row,) = connection.execute(sa.select(schema.drops)).all()
+    hour_s = START_S + TTL_S
+    assert row == ("compactor", "expired", hour_s, 2)
+
+
+def test_what_says_itself_that_it_expired_is_not_kept_whoever_sent_it(world: World) -> None:
+    world.append(resign(world, world.seal(), node="n9"))
+    world.clock.now_s = START_S + TTL_S
+    assert world.compactor().run_once().counted == {"expired": 1}
+    assert letters(world) == []
 
 
 def test_a_shortened_deadline_holds_for_what_was_sealed_before(world: World) -> None:

@@ -98,9 +98,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.catalog = FusedCatalog(self.world.catalog.engine)
         self.catalog.fuse = self.fuse
         self.good: list[SealedTrace] = []
-        self.poison = 0
         self.erased: set[bytes] = set()
-        self.restore = (compactor_module.write_shard, rewriter.write_shard)
 
         def fused_write(*arguments: Any, **named: Any) -> Any:
             self.fuse()
@@ -108,14 +106,17 @@ class StoreMachine(RuleBasedStateMachine):
             self.fuse()
             return file
 
-        compactor_module.write_shard = fused_write
-        rewriter.write_shard = fused_write
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(compactor_module, "write_shard", fused_write)
+        self.patch.setattr(rewriter, "write_shard", fused_write)
 
     def teardown(self) -> None:
-        self.check_everything_after_recovery()
-        compactor_module.write_shard, rewriter.write_shard = self.restore
-        close_world(self.world)
-        shutil.rmtree(self.root)
+        try:
+            self.check_everything_after_recovery()
+        finally:
+            self.patch.undo()
+            close_world(self.world)
+            shutil.rmtree(self.root)
 
     def compactor(self) -> Compactor:
         return self.world.compactor(
@@ -238,7 +239,7 @@ def assert_catalog_is_the_files(world: World) -> None:
 
 
 def test_exactly_once_whatever_crashes_where() -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         StoreMachine,
         settings=settings(max_examples=12, stateful_step_count=25, deadline=None),
     )

@@ -115,7 +115,7 @@ def test_one_trace_in_two_logs_at_once_is_stored_once(world: World) -> None:
     world.append(both, only_here)
     other = SqliteLog(world.root / "log2", cap_bytes=1 << 30, bucket_s=600, clock=world.clock)
     other.append([encode_record(both), encode_record(only_there)])
-    serials = []
+    serials: list[str] = []
 
     def serial() -> str:
         if not serials:

@@ -1,6 +1,7 @@
 """A job's view of the store while others change it."""
 
 import os
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -12,7 +13,7 @@ from draftkeep.store.reader import iter_sealed
 from tests.store.conftest import PERIOD_S, START_S, TARGET, TTL_S, World, ids
 
 
-def fill(world: World, shards: int, **changes: object) -> list[bytes]:
+def fill(world: World, shards: int, **changes: Any) -> list[bytes]:
     sealed = []
     for _ in range(shards):
         batch = [world.seal(**changes) for _ in range(3)]

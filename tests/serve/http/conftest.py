@@ -24,6 +24,7 @@ from draftkeep.ingest.tables import RemapTable
 from draftkeep.ingest.trace import Trace
 from draftkeep.policies.job_keys import JobKeys
 from draftkeep.policies.signing import SigningKey
+from draftkeep.serve import engine
 from draftkeep.serve.api import build_app
 from draftkeep.serve.node import Node
 from draftkeep.store.anchors import GATE, publish_anchor
@@ -66,6 +67,10 @@ class Station:
         port = self.server.servers[0].sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=WAIT_S)
+
+    @staticmethod
+    def wait_for(condition: Callable[[], object]) -> None:
+        wait_for(condition)
 
     def stop(self) -> None:
         self.http.close()
@@ -120,6 +125,36 @@ class Station:
         finally:
             log.close()
             keys.close()
+
+
+class StepGate:
+    """Stands before every pass of the target and lets through as many as it was told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._permits = threading.Semaphore(0)
+        self._open = False
+        self.error: Exception | None = None
+        self.waiting = threading.Event()
+        monkeypatch.setattr(engine, "target_pass", self._pass(engine.target_pass))
+
+    def allow(self, passes: int) -> None:
+        self._permits.release(passes)
+
+    def open(self) -> None:
+        self._open = True
+        self.allow(1)
+
+    def _pass(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def gated(*arguments: Any) -> Any:
+            if not self._open:
+                self.waiting.set()
+                self._permits.acquire()
+                self.waiting.clear()
+            if self.error is not None:
+                raise self.error
+            return real(*arguments)
+
+        return gated
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -179,6 +214,15 @@ def stations(
     yield start
     for station in started:
         station.stop()
+
+
+@pytest.fixture
+def gate(stations: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[StepGate]:
+    """Holds the engine of every station; opened before they are stopped."""
+    gate = StepGate(monkeypatch)
+    yield gate
+    gate.error = None
+    gate.open()
 
 
 @pytest.fixture(scope="module")

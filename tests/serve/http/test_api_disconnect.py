@@ -1,0 +1,99 @@
+"""A client that leaves frees its slot within a step, and what it never got is not kept."""
+
+import json
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+def send(station: Any, *, stream: bool, max_tokens: int = 200) -> socket.socket:
+    """A request over a bare socket, which the test can close when it likes."""
+    body = json.dumps(
+        {
+            "model": "tiny",
+            "messages": [{"role": "user", "content": "How many rows?"}],
+            "stream": stream,
+            "max_tokens": max_tokens,
+            "ignore_eos": True,
+        }
+    )
+    connection = socket.create_connection(("127.0.0.1", int(station.url.rsplit(":", 1)[1])))
+    connection.sendall(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer key-of-acme\r\n"
+        b"Content-Type: application/json\r\n"
+        + f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
+    )
+    return connection
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_ends_its_request_within_a_step(
+    stations: Callable[..., Any], gate: Any, stream: bool
+) -> None:
+    station = stations()
+    engine = station.node.engine
+    connection = send(station, stream=stream)
+    gate.allow(3)
+    station.wait_for(lambda: engine.stats().output_tokens == 3)
+    assert gate.waiting.wait(60)  # within the fourth pass
+    connection.close()
+    station.wait_for(lambda: engine._inbox._cancelled)
+    gate.allow(1)
+    station.wait_for(lambda: engine.stats().cancelled == 1)
+    stats = engine.stats()
+    assert (stats.output_tokens, stats.running, stats.waiting) == (4, 0, 0)
+    assert station.capture_stats() == {
+        "acknowledged": 0,
+        "drops": {"client_gone": 1},
+        "pending": 0,
+    }
+    assert station.captured() == []
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_while_it_waits_is_never_started(
+    stations: Callable[..., Any], gate: Any, stream: bool
+) -> None:
+    station = stations(serve={"slots": 1})
+    engine = station.node.engine
+    running = send(station, stream=True, max_tokens=2)
+    assert gate.waiting.wait(60)
+    waiting = send(station, stream=stream)
+    station.wait_for(lambda: engine.stats().waiting == 1)
+    waiting.close()
+    station.wait_for(lambda: engine._inbox._cancelled)
+    gate.open()
+    station.wait_for(lambda: engine.stats().finished == 1)
+    stats = station.capture_stats()
+    running.close()
+    assert engine.stats().cancelled == 1
+    assert engine.stats().output_tokens == 2
+    assert stats == {"acknowledged": 1, "drops": {"client_gone": 1}, "pending": 0}
+
+
+def test_many_clients_that_leave_cost_nothing(stations: Callable[..., Any]) -> None:
+    station = stations()
+    engine = station.node.engine
+    for number in range(60):
+        connection = send(station, stream=number % 2 == 0)
+        if number % 4 == 0:
+            connection.recv(64)
+        connection.close()
+    station.wait_for(lambda: engine.stats().running == 0 and engine.stats().waiting == 0)
+    station.chat(max_tokens=3)
+    stats = station.capture_stats()
+    ended = engine.stats().finished + engine.stats().cancelled
+    assert stats["acknowledged"] + stats["drops"].get("client_gone", 0) == ended
+    assert not engine._inbox._known
+    assert not engine._rows
+
+
+def test_a_finished_answer_is_not_cancelled(station: Any) -> None:
+    before = station.node.engine.stats().cancelled
+    station.chat(max_tokens=3)
+    body = {"model": "tiny", "prompt": "x", "max_tokens": 3, "stream": True}
+    station.stream("/v1/completions", body)
+    assert station.node.engine.stats().cancelled == before
+    assert not station.node.engine._inbox._cancelled

@@ -1,0 +1,121 @@
+"""A node's start and end: what refuses a start, what only costs capture, and what close does."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftkeep.config import Config
+from draftkeep.errors import ConfigError, ModelError, StoreError
+from draftkeep.ingest.sqlite_log import SqliteLog
+from draftkeep.policies.keyring import Keyring
+from draftkeep.serve import node as node_module
+from draftkeep.serve.node import Node
+from draftkeep.store.models import TargetModel
+from draftkeep.store.nodes import node_public
+from draftkeep.store.periods import load_periods
+
+
+def test_a_model_that_cannot_be_had_refuses_the_start(tmp_path: Path) -> None:
+    config = Config.model_validate(
+        {"state_dir": tmp_path, "model": {"target": str(tmp_path / "nothing")}}
+    )
+    with pytest.raises(ModelError, match="no target named"):
+        Node.build(config)
+
+
+def test_two_tenants_with_one_key_refuse_the_start(
+    tmp_path: Path, fresh_target: Callable[[], TargetModel]
+) -> None:
+    tenants = [{"name": name, "api_key_sha256": "a" * 64} for name in ("one", "two")]
+    config = Config.model_validate({"state_dir": tmp_path, "tenants": tenants})
+    with pytest.raises(ConfigError, match="api_key_sha256"):
+        Node(config, fresh_target())
+
+
+def test_a_catalog_that_is_none_refuses_the_start(
+    tmp_path: Path, fresh_target: Callable[[], TargetModel]
+) -> None:
+    (tmp_path / "catalog.db").write_bytes(b"no database " * 500)
+    config = Config.model_validate({"state_dir": tmp_path})
+    with pytest.raises(StoreError, match="catalog"):
+        Node(config, fresh_target())
+
+
+def test_the_model_id_is_never_a_path(
+    tmp_path: Path, fresh_target: Callable[[], TargetModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "my-model"
+    home.mkdir()
+    monkeypatch.chdir(home)
+    for number, name in enumerate([str(home), f"{home}/", ".", "owner/my-model"]):
+        config = Config.model_validate({"state_dir": tmp_path / str(number)})
+        node = Node(config, replace(fresh_target(), name=name))
+        assert node.model_id == "my-model"
+        node.close()
+
+
+def test_a_node_enrols_itself_and_publishes_its_periods(stations: Callable[..., Any]) -> None:
+    station = stations()
+    station.chat(max_tokens=2)
+    ((header, _),) = station.captured()
+    catalog = station.node.catalog
+    assert node_public(catalog, "node-1") is not None
+    with catalog.read() as connection:
+        (published,) = load_periods(connection, [header.period_id]).values()
+    assert published.record.tenant == "acme"
+    assert published.record.destroy_at_s == header.expiry_s
+
+
+def test_close_delivers_what_waits(
+    stations: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, append = threading.Event(), SqliteLog.append
+
+    def slow(self: SqliteLog, records: Any) -> int:
+        go.wait()
+        return append(self, records)
+
+    monkeypatch.setattr(SqliteLog, "append", slow)
+    station = stations()
+    for _ in range(5):
+        station.chat(max_tokens=2)
+    threading.Timer(0.05, go.set).start()
+    station.node.close()
+    assert station.node.capture.acknowledged == 5
+    assert station.node.capture.pending == 0
+
+
+def test_close_tells_requests_under_way(stations: Callable[..., Any], gate: Any) -> None:
+    station = stations()
+    answers: list[Any] = []
+    body = {"model": "tiny", "prompt": "x", "max_tokens": 100, "ignore_eos": True}
+    waiting = threading.Thread(target=lambda: answers.append(station.post("/v1/completions", body)))
+    waiting.start()
+    assert gate.waiting.wait(60)
+    closing = threading.Thread(target=station.node.close)
+    closing.start()
+    station.wait_for(station.node._stop.is_set)
+    gate.open()
+    waiting.join()
+    closing.join()
+    assert answers[0].status_code == 503
+
+
+def test_expired_keys_are_destroyed_while_a_node_runs(
+    stations: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_module, "EXPIRY_EVERY_S", 0.0)
+    due: list[float] = []
+    destroy = Keyring.destroy_expired
+
+    def watched(self: Keyring, now_s: float) -> int:
+        due.append(now_s)
+        return destroy(self, now_s)
+
+    monkeypatch.setattr(Keyring, "destroy_expired", watched)
+    station = stations(serve={"follow_s": 0.01}, capture={"enabled": False})
+    station.wait_for(lambda: len(due) > 1)

@@ -1,0 +1,134 @@
+"""The serving process: its address, its disk filling up under it, its end on a signal."""
+
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from draftkeep.config import Config
+from draftkeep.errors import ConfigError
+from draftkeep.ingest.sqlite_log import SqliteLog
+from draftkeep.serve.runserver import serve
+
+CONFIG = """\
+state_dir = "{state}"
+[model]
+target = "tiny"
+threads = 1
+[serve]
+port = 0
+speculation = "off"
+admin_key_sha256 = "{admin}"
+[[tenants]]
+name = "acme"
+api_key_sha256 = "{key}"
+capture = "opt_out"
+"""
+
+
+class Server:
+    """`draftkeep serve` in a process of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.state = directory / "state"
+        config = directory / "config.toml"
+        hashes = {name: sha256(name.encode()).hexdigest() for name in ("admin", "key")}
+        config.write_text(CONFIG.format(state=self.state, **hashes))
+        self._logged: str | None = None
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "draftkeep", "serve", "--config", str(config)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        )
+        address = self.state / "serve.json"
+        while not address.exists():
+            assert self.process.poll() is None, self.stderr()
+            time.sleep(0.02)
+        self.http = httpx.Client(
+            base_url=json.loads(address.read_text())["url"], trust_env=False, timeout=60
+        )
+
+    def ask(self, seed: int, max_tokens: int = 12) -> str:
+        body = {"model": "tiny", "prompt": "How many", "max_tokens": max_tokens, "seed": seed}
+        headers = {"Authorization": "Bearer key"}
+        response = self.http.post("/v1/completions", json=body, headers=headers)
+        assert response.status_code == 200, response.text
+        return str(response.json()["choices"][0]["text"])
+
+    def capture(self) -> dict[str, Any]:
+        """The capture counters once nothing is pending."""
+        headers = {"Authorization": "Bearer admin"}
+        while True:
+            stats: dict[str, Any] = self.http.get("/admin/stats", headers=headers).json()["capture"]
+            if stats["pending"] == 0:
+                return stats
+
+    def limit_files(self, size_bytes: int) -> None:
+        """From here on no file of the process grows past this size."""
+        _, hard = resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (size_bytes, hard))
+
+    def stderr(self) -> str:
+        """What it logged; ends the process where it still runs."""
+        if self._logged is None:
+            self.process.kill()
+            self._logged = self.process.communicate()[1].decode()
+        return self._logged
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path)
+    yield server
+    server.http.close()
+    server.stderr()
+
+
+def test_a_full_disk_costs_traces_and_nothing_else(server: Server) -> None:
+    before = [server.ask(seed) for seed in range(4)]
+    assert server.capture() == {"acknowledged": 4, "drops": {}, "pending": 0}
+    server.limit_files(4096)
+    assert [server.ask(seed) for seed in range(4)] == before
+    stats = server.capture()
+    assert stats["acknowledged"] == 4
+    assert sum(stats["drops"].values()) == 4
+    assert set(stats["drops"]) <= {"log_failed", "log_full", "breaker_open", "seal_failed"}
+    server.limit_files(resource.RLIM_INFINITY)
+    while server.capture()["acknowledged"] == 4:
+        assert server.ask(0) == before[0]
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(60) == 0
+
+
+def test_an_interrupt_ends_it_with_everything_delivered(server: Server) -> None:
+    for seed in range(6):
+        server.ask(seed, max_tokens=30)
+    server.process.send_signal(signal.SIGINT)
+    assert server.process.wait(60) == 0
+    log = SqliteLog.open_reader(server.state / "log" / "traces")
+    assert log.bounds() == (0, 6)
+    log.close()
+    lines = [json.loads(line) for line in server.stderr().splitlines()]
+    assert all({"time", "level", "logger", "message"} <= set(line) for line in lines)
+    assert not [line for line in lines if line["level"] in ("ERROR", "CRITICAL")]
+
+
+def test_a_taken_port_is_refused_with_the_reason(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config = Config.model_validate(
+            {"state_dir": tmp_path, "serve": {"port": taken.getsockname()[1]}}
+        )
+        with pytest.raises(ConfigError, match="cannot listen"):
+            serve(config)
