@@ -90,7 +90,7 @@ class DistillConfig(_Section):
     """One training job, and what the gate asks of its result."""
 
     layers: int = Field(default=2, ge=1)
-    vocab: int = Field(default=8192, ge=16)
+    vocab: int = Field(default=4096, ge=16)
     seconds: float = Field(default=200.0, gt=0)
     batch_traces: int = Field(default=16, ge=1)
     learning_rate: float = Field(default=2e-3, gt=0)

@@ -58,7 +58,7 @@ def profile_for(model: str) -> Profile:
         speed_prompts=8,
         max_tokens=64,
         train_s=170,
-        vocab=8192,
+        vocab=4096,
         layers=2,
     )
 

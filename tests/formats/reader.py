@@ -319,6 +319,9 @@ def open_envelope(record: Record, period_private: bytes, subject_key: bytes) -> 
     return gcm_open(key, record.nonce, record.ciphertext, record.header)
 
 
-def check_deadline(header: Header, destroy_at_s: int, now_s: int) -> None:
-    """Refuse when the effective deadline has passed by the clock."""
-    require(now_s < min(header.expiry_s, destroy_at_s), "the deadline has passed")
+def check_period(header: Header, period: PeriodRecord, now_s: float) -> None:
+    """Refuse where header and period record disagree or the deadline has passed by the clock."""
+    require(header.period_id == period.period_id, "another period")
+    require(header.tenant == period.tenant, "another tenant's period")
+    require(header.created_s >= period.start_s, "created before its period")
+    require(now_s < min(header.expiry_s, period.destroy_at_s), "the deadline has passed")

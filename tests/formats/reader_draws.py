@@ -59,7 +59,7 @@ def _penalised(logits: F32, prompt: Sequence[int], output: Sequence[int], s: Set
     for token, value in s.bias:
         row[token] += np.float32(value)
     if len(output) < s.min_tokens:
-        row[list(s.eos_ids + s.stop_ids)] = -np.inf
+        row[[token for token in s.eos_ids + s.stop_ids if token < len(row)]] = -np.inf
     if s.repetition != 1:
         seen = np.unique(np.array([*prompt, *output], np.int64))
         factor = np.float32(s.repetition)
@@ -78,9 +78,10 @@ def process(logits: F32, prompt: Sequence[int], output: Sequence[int], s: Settin
     score: F64 = penalised.astype(np.float64)
     if s.temperature == 0 or not np.isfinite(score.max()):
         return score
-    score = (score - score.max()) / s.temperature
+    with np.errstate(over="ignore"):
+        score = (score - score.max()) / s.temperature
     if s.min_p != 0:
-        score[score < math.log(s.min_p)] = -np.inf
+        score[score < min(math.log(s.min_p), 0)] = -np.inf
     order = np.argsort(-score, kind="stable")
     if s.top_k != 0:
         score[order[s.top_k :]] = -np.inf
@@ -131,13 +132,15 @@ def replay_acceptance(outcome: Sequence[int]) -> float:
     return sum(tested) / len(tested)
 
 
-def walk(outcome: Sequence[int], lookahead: int, budget: int) -> tuple[int, int]:
-    """Accepted and tested drafts of the walk that a live service takes."""
+def walk(outcome: Sequence[int], lookahead: int, budget: int | None) -> tuple[int, int]:
+    """Accepted and tested drafts of the walk that a live service takes (budget None: no end)."""
+    reach = max((t + 1 for t, a in enumerate(outcome) if a != UNTESTED), default=0)
     t = accepted = tested = 0
-    while t < len(outcome):
-        drafted = outcome[t : t + min(lookahead, budget - t - 1)]
+    while t < reach:
+        room = lookahead if budget is None else min(lookahead, budget - t - 1)
+        drafted = outcome[t : min(t + room, reach)]
         run = next((n for n, a in enumerate(drafted) if a != ACCEPTED), len(drafted))
         accepted += run
-        tested += run + (run < len(drafted) and drafted[run] == REFUSED)
+        tested += min(run + 1, len(drafted))
         t += run + 1
     return accepted, tested

@@ -33,8 +33,8 @@ COLUMN_TYPES = {
     "nonce": pa.binary(12),
     "signature": pa.binary(64),
 }
-DRAFTER_FILES = {"config.json", "model.safetensors", "draftkeep.json"}
-TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+DRAFTER_FILES = {"config.json", "model.safetensors", "draftkeep.json", "tokenizer.json"}
+TOKENIZER_FILES = {"tokenizer_config.json", "chat_template.jinja"}
 MANIFEST_KEYS = {
     "format",
     "target",
@@ -78,6 +78,7 @@ def read_shard(path: Path) -> Shard:
     for row in table.to_pylist():
         header = Header(*(row[name] for name in HEADER_COLUMNS))
         require(header.target == target, "another target")
+        require(header.expiry_s == bucket_s, "another expiry")
         if row["encapsulation"] is not None:
             require(header.share_id not in encapsulations, "an encapsulation twice")
             encapsulations[header.share_id] = row["encapsulation"]
@@ -96,17 +97,28 @@ def canonical(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 
-def tokenizer_fingerprint(tokenizer_json: bytes) -> bytes:
-    """The fingerprint of a tokenizer.json."""
+def _pair(merge: str | list[str]) -> list[str]:
+    """A merge as [left, right]; older files join the two with a space."""
+    left, right = merge.split(" ") if isinstance(merge, str) else merge
+    return [left, right]
+
+
+def tokenizer_facts(tokenizer_json: bytes) -> dict[str, object]:
+    """What a tokenizer's fingerprint covers of its tokenizer.json."""
     whole = json.loads(tokenizer_json)
-    said = {
+    return {
         "vocab": whole["model"]["vocab"],
-        "merges": whole["model"]["merges"],
+        "merges": [_pair(merge) for merge in whole["model"].get("merges", [])],
         "added_tokens": sorted(whole["added_tokens"], key=lambda token: int(token["id"])),
         "normalizer": whole.get("normalizer"),
         "pre_tokenizer": whole.get("pre_tokenizer"),
     }
-    return hashlib.sha256(b"draftkeep/v1/tokenizer" + lp(canonical(said))).digest()
+
+
+def tokenizer_fingerprint(tokenizer_json: bytes) -> bytes:
+    """The fingerprint of a tokenizer.json."""
+    facts = canonical(tokenizer_facts(tokenizer_json))
+    return hashlib.sha256(b"draftkeep/v1/tokenizer" + lp(facts)).digest()
 
 
 @dataclass(frozen=True)
@@ -168,7 +180,11 @@ def drafter_digest(files: Mapping[str, bytes]) -> bytes:
 
 def read_drafter(path: Path, gate_public: bytes | None) -> Drafter:
     """A drafter directory: its digest and, where a gate's key is given, its signature."""
-    files = {entry.name: entry.read_bytes() for entry in path.iterdir()}
+    files = {
+        entry.name: entry.read_bytes()
+        for entry in path.iterdir()
+        if not entry.name.startswith(".signature.")
+    }
     strange = set(files) - DRAFTER_FILES - TOKENIZER_FILES - {"signature"}
     require(not strange and set(files) >= DRAFTER_FILES, "other files than a drafter's")
     digest = drafter_digest(files)
@@ -180,6 +196,8 @@ def read_drafter(path: Path, gate_public: bytes | None) -> Drafter:
     manifest = json.loads(files["draftkeep.json"])
     require(files["draftkeep.json"] == canonical(manifest) + b"\n", "the manifest is not canonical")
     require(set(manifest) == MANIFEST_KEYS and manifest["format"] == 1, "not a manifest")
+    fingerprint = tokenizer_fingerprint(files["tokenizer.json"])
+    require(fingerprint.hex() == manifest["tokenizer"], "another tokenizer")
     tensors = read_safetensors(files["model.safetensors"])
     try:
         ids, head = tensors["draftkeep.vocab_ids"], tensors["lm_head.weight"]

@@ -88,14 +88,22 @@ def test_header_refusals(
         reader.decode_header(bytes.fromhex(text.replace(found, replacement, 1)))
 
 
-def test_period_record(golden: dict[str, Any], inputs: dict[str, bytes]) -> None:
+def golden_period(golden: dict[str, Any]) -> PeriodRecord:
+    """The period record of the golden file."""
     said = golden["period"]
-    fields: dict[str, Any] = {
-        name: bytes.fromhex(said[name]) for name in ("period_id", "public_key", "signature")
-    }
-    times = {name: said[name] for name in ("start_s", "destroy_at_s")}
-    record = PeriodRecord(said["tenant"], **fields, **times)
-    assert record.signed_bytes().hex() == said["signed_bytes"]
+    return PeriodRecord(
+        tenant=said["tenant"],
+        period_id=bytes.fromhex(said["period_id"]),
+        start_s=said["start_s"],
+        destroy_at_s=said["destroy_at_s"],
+        public_key=bytes.fromhex(said["public_key"]),
+        signature=bytes.fromhex(said["signature"]),
+    )
+
+
+def test_period_record(golden: dict[str, Any], inputs: dict[str, bytes]) -> None:
+    record = golden_period(golden)
+    assert record.signed_bytes().hex() == golden["period"]["signed_bytes"]
     assert reader.public_key(inputs["period_private"]) == record.public_key
     reader.check_period_record(record, inputs["issuer_public"])
     later = replace(record, destroy_at_s=record.destroy_at_s + 1)
@@ -144,12 +152,20 @@ def test_envelope_refusals(golden: dict[str, Any], inputs: dict[str, bytes]) -> 
         reader.check_node_signature(replace(record, nonce=bytes(12)), inputs["node_public"])
 
 
-def test_deadline(golden: dict[str, Any]) -> None:
+def test_period_and_deadline(golden: dict[str, Any]) -> None:
     header = reader.decode_header(bytes.fromhex(golden["header_bytes"]))
-    reader.check_deadline(header, header.expiry_s, header.expiry_s - 1)
-    for destroy_at_s in (header.expiry_s, header.expiry_s - 1):
-        with pytest.raises(FormatError, match="deadline"):
-            reader.check_deadline(header, destroy_at_s, destroy_at_s)
+    period = golden_period(golden)
+    end_s = period.destroy_at_s
+    reader.check_period(header, period, end_s - 1)
+    cases = {
+        "deadline": (header, period, end_s),
+        "deadline has": (header, replace(period, destroy_at_s=end_s - 9), end_s - 9),
+        "another tenant": (replace(header, tenant="birch"), period, end_s - 1),
+        "created before": (header, replace(period, start_s=header.created_s + 1), end_s - 1),
+    }
+    for complaint, case in cases.items():
+        with pytest.raises(FormatError, match=complaint):
+            reader.check_period(*case)
 
 
 def test_payload_is_the_one_on_the_page() -> None:

@@ -1,6 +1,7 @@
 """A job's view of the store while others change it."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,6 +44,22 @@ def test_a_merge_in_the_middle_neither_loses_nor_repeats(world: World) -> None:
     )
     found = [next(reading) for _ in range(4)]
     assert world.compactor().merge(10**6).replaced == 4
+    found += reading
+    assert ids(found) == expected
+
+
+def test_a_replaced_shard_whose_file_still_lies_there_is_not_believed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = fill(world, 4)
+    reading = iter_sealed(
+        world.catalog, world.shards_dir, tenants=None, target=TARGET, not_after_s=world.clock()
+    )
+    found = [next(reading)]
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda *_, **__: None)
+        assert world.compactor().merge(10**6).replaced == 4
+    assert len(world.files()) == 5
     found += reading
     assert ids(found) == expected
 
