@@ -54,7 +54,8 @@ class EraseBody(BaseModel):
 @router.get("/stats")
 async def stats(node: AdminNode) -> dict[str, Any]:
     """Counters since start: engine, groups, capture."""
-    return _plain(node.stats())
+    plain: dict[str, Any] = _plain(node.stats())
+    return plain
 
 
 @router.post("/speculation")
@@ -68,7 +69,8 @@ async def speculation(body: SpeculationBody, node: AdminNode) -> dict[str, Any]:
 async def erase(body: EraseBody, node: AdminNode) -> dict[str, Any]:
     """Erase a subject: plan, keys, then this node's caches and drafter."""
     result = await run_in_threadpool(node.erase, body.tenant, body.subject)
-    return _plain(asdict(result))
+    plain: dict[str, Any] = _plain(asdict(result))
+    return plain
 
 
 def _plain(value: Any) -> Any:

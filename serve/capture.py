@@ -190,7 +190,7 @@ def _branch(branch: RejectedBranch) -> Branch:
     )
 
 
-def _topk(ids_TK: np.ndarray, logprobs_TK: np.ndarray, tail_T: np.ndarray) -> TopK:  # type: ignore[type-arg]
+def _topk(ids_TK: np.ndarray, logprobs_TK: np.ndarray, tail_T: np.ndarray) -> TopK:
     positions, k = ids_TK.shape
     return TopK(
         ids_TK=ids_TK,

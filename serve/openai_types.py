@@ -51,7 +51,12 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": (),
     "skip_special_tokens": (True,),
 }
-_NEUTRAL_IN_MESSAGES = {"tool_calls": ([],), "function_call": (), "tool_call_id": (), "audio": ()}
+_NEUTRAL_IN_MESSAGES: dict[str, tuple[Any, ...]] = {
+    "tool_calls": ([],),
+    "function_call": (),
+    "tool_call_id": (),
+    "audio": (),
+}
 
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Subject = Annotated[str, StringConstraints(min_length=1, max_length=MAX_SUBJECT_CHARS)]

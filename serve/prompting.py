@@ -67,7 +67,7 @@ def seed_of(body: ChatRequest | CompletionRequest) -> int:
     """The request's seed modulo 2^64, or 64 bits from the operating system."""
     if body.seed is None:
         return secrets.randbits(SEED_BITS)
-    return body.seed % 2**SEED_BITS
+    return body.seed % (1 << SEED_BITS)
 
 
 def output_cap(

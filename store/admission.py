@@ -15,9 +15,8 @@ from sqlalchemy.engine import Connection
 from draftkeep.errors import EnvelopeError
 from draftkeep.ingest.header import Header, decode_header
 from draftkeep.ingest.log import LogRecord
-from draftkeep.ingest.record import TAG_BYTES, SealedTrace, decode_record
-from draftkeep.policies import signing
-from draftkeep.policies.names import ID_BYTES, lp
+from draftkeep.ingest.record import TAG_BYTES, SealedTrace, decode_record, verify_signature
+from draftkeep.policies.names import ID_BYTES
 from draftkeep.policies.retention import effective_deadline
 from draftkeep.store.nodes import Node, load_nodes
 from draftkeep.store.periods import PublishedPeriod, load_periods
@@ -155,7 +154,7 @@ class Admission:
             return Refusal.REVOKED_NODE
         if header.tenant not in node.tenants:
             return Refusal.TENANT_NOT_ALLOWED
-        if not _signed(sealed, node.public_key):
+        if not verify_signature(sealed, node.public_key):
             return Refusal.BAD_SIGNATURE
         if hashlib.sha256(sealed.encapsulation).digest()[:ID_BYTES] != header.share_id:
             return Refusal.SHARE_MISMATCH
@@ -181,10 +180,3 @@ class Admission:
         if effective_deadline(header.expiry_s, record.destroy_at_s) <= self.now_s:
             return Refusal.EXPIRED
         return None
-
-
-def _signed(sealed: SealedTrace, public: bytes) -> bool:
-    # `ingest.envelope` says the same, but it loads what opens traces; nothing here may.
-    signed = lp(sealed.header) + sealed.nonce + sealed.ciphertext + sealed.commitment
-    message = b"draftkeep/v1/sig" + hashlib.sha256(signed).digest()
-    return signing.verify(public, sealed.signature, message)

@@ -1,6 +1,7 @@
 """Drafter directories, fingerprints and replay, as the second reader finds them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,7 @@ def test_a_drafter_directory_is_verified(target_dir: Path, tmp_path: Path) -> No
     drafter = toy_drafter(toy_target(), layers=1, vocab_ids=ids)
     tokenizer = tokenizer_fingerprint((target_dir / "tokenizer.json").read_bytes())
     manifest = Manifest(target="ab" * 32, tokenizer=tokenizer.hex(), layers=1, vocab=5)
-    object.__setattr__(drafter, "manifest", manifest)
-    object.__setattr__(drafter, "tokenizer_dir", target_dir)
+    drafter = replace(drafter, manifest=manifest, tokenizer_dir=target_dir)
     measures = {"replay": 0.5, "tokens_per_step": float("nan")}
     digest = save_drafter(drafter, tmp_path, created_s=5, lineage={"traces": 3}, measures=measures)
     directory = tmp_path / digest.hex()

@@ -14,20 +14,21 @@ from draftkeep.store.models import load_target
 SPECIALS = ["<|end|>", "<|start|>"]
 
 
-def _tokenizer(vocab: dict[str, int], decoder: Any, **model: Any) -> PreTrainedTokenizerFast:
+def _tokenizer(vocab: dict[str, int], decoder: Any, **model: Any) -> Any:
     core = Tokenizer(models.BPE(vocab=vocab, merges=[], **model))
     core.decoder = decoder
     core.add_special_tokens(SPECIALS)
-    return PreTrainedTokenizerFast(tokenizer_object=core)
+    made: Any = PreTrainedTokenizerFast
+    return made(tokenizer_object=core)
 
 
-def byte_level() -> PreTrainedTokenizerFast:
+def byte_level() -> Any:
     """One token a byte and two special ones, as in GPT-2 and its descendants."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     return _tokenizer({piece: i for i, piece in enumerate(alphabet)}, decoders.ByteLevel())
 
 
-def byte_fallback() -> PreTrainedTokenizerFast:
+def byte_fallback() -> Any:
     """Words with a leading-space mark and byte pieces, as in Llama 2."""
     words = ["▁", "▁Ahoj", "▁světe", "a", "é", "😀"]
     pieces = words + [f"<0x{byte:02X}>" for byte in range(256)]

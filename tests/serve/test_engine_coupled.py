@@ -82,6 +82,8 @@ def test_automatic_lookahead_does_not_matter(lab: Any, alone: Any) -> None:
     replies = _replies(lab)
     lab.run(engine, replies)
     _assert_all_same(lab, replies, alone)
+    assert engine.stats().tested > 0
+    assert engine.stats().speculation.mode == "auto"
 
 
 def test_a_copy_is_always_accepted_and_an_unrelated_drafter_seldom(lab: Any) -> None:

@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 import sqlalchemy as sa
 
-from draftkeep.ingest import envelope
 from draftkeep.ingest.envelope import Sealer, signed_message
 from draftkeep.ingest.record import encode_record
 from draftkeep.policies.signing import SigningKey
-from draftkeep.store import admission, schema
+from draftkeep.store import schema
 from draftkeep.store.admission import Refusal
 from draftkeep.store.dead_letters import requeue_dead_letters
 from draftkeep.store.nodes import enrol_node, revoke_node
@@ -251,18 +250,3 @@ def test_what_came_before_its_period_was_published_can_be_tried_again(world: Wor
     assert world.compactor().run_once().stored == 1
     assert world.stored() == [sealed]
     assert letters(world) == []
-
-
-def test_the_signature_check_is_the_envelopes(world: World) -> None:
-    sealed = world.seal()
-    public = world.signing.public
-    for record in (
-        sealed,
-        replace(sealed, nonce=b"n" * 12),
-        replace(sealed, commitment=b"c" * 32),
-        replace(sealed, signature=b"s" * 64),
-        resign(world, sealed, domain="other"),
-    ):
-        expected = envelope.verify_signature(record, public)
-        assert admission._signed(record, public) is expected
-    assert admission._signed(sealed, public)

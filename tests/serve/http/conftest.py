@@ -24,7 +24,7 @@ from draftkeep.ingest.tables import RemapTable
 from draftkeep.ingest.trace import Trace
 from draftkeep.policies.job_keys import JobKeys
 from draftkeep.policies.signing import SigningKey
-from draftkeep.serve import engine
+from draftkeep.serve import engine, verification
 from draftkeep.serve.api import build_app
 from draftkeep.serve.node import Node
 from draftkeep.store.anchors import GATE, publish_anchor
@@ -135,7 +135,7 @@ class StepGate:
         self._open = False
         self.error: Exception | None = None
         self.waiting = threading.Event()
-        monkeypatch.setattr(engine, "target_pass", self._pass(engine.target_pass))
+        monkeypatch.setattr(engine, "target_pass", self._pass(verification.target_pass))
 
     def allow(self, passes: int) -> None:
         self._permits.release(passes)

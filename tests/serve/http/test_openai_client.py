@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
@@ -11,7 +10,7 @@ import pytest
 @pytest.fixture
 def client(station: Any) -> Iterator[openai.OpenAI]:
     with (
-        httpx.Client(trust_env=False) as http,
+        openai.DefaultHttpxClient(trust_env=False) as http,
         openai.OpenAI(
             base_url=f"{station.url}/v1", api_key="key-of-acme", http_client=http, max_retries=0
         ) as client,
@@ -21,7 +20,7 @@ def client(station: Any) -> Iterator[openai.OpenAI]:
 
 def ask(client: openai.OpenAI, **fields: Any) -> Any:
     settings: dict[str, Any] = {"model": "tiny", "max_completion_tokens": 8, "seed": 3}
-    messages = [{"role": "user", "content": "How many rows?"}]
+    messages: list[Any] = [{"role": "user", "content": "How many rows?"}]
     return client.chat.completions.create(messages=messages, **(settings | fields))
 
 
