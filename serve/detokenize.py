@@ -30,12 +30,19 @@ class Detokenizer:
         self._sent = 0  # characters of the window's text that were emitted
 
     def push(self, ids: Sequence[int]) -> str:
-        """Add ids; returns new text, empty while a character is still incomplete."""
-        fresh = [token for token in ids if token not in self._special]
-        self._window += fresh
-        self._held += len(fresh)
-        if not fresh:
-            return ""
+        """Add ids; returns new text, empty while a character is still incomplete.
+
+        What is returned up to a point does not depend on how the ids came in parts.
+        """
+        return "".join([self._push(token) for token in ids if token not in self._special])
+
+    def flush(self) -> str:
+        """The rest, incomplete bytes as replacement characters. Call once, at the end."""
+        return self._decode()[self._sent :]
+
+    def _push(self, token: int) -> str:
+        self._window.append(token)
+        self._held += 1
         text = self._decode()
         open_end = text.endswith(REPLACEMENT)
         if open_end and self._held <= MAX_HELD_IDS:
@@ -45,10 +52,6 @@ class Detokenizer:
         self._held = 0
         self._sent = max(0, len(self._decode()) - open_end)
         return new
-
-    def flush(self) -> str:
-        """The rest, incomplete bytes as replacement characters. Call once, at the end."""
-        return self._decode()[self._sent :]
 
     def _decode(self) -> str:
         return str(

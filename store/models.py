@@ -43,7 +43,8 @@ class TargetModel:
     """A loaded target: float32, evaluation mode, sdpa attention, gradients off.
 
     `model` is a transformers causal language model, `tokenizer` its fast tokenizer, `directory`
-    holds their files. `chat_template_hash` is SHA-256 of the template's UTF-8 text, or empty bytes
+    holds their files. `vocab` is how many token ids its logits cover, `eos_ids` every id that ends
+    an output, ascending. `chat_template_hash` is SHA-256 of the template's UTF-8 text, or empty bytes
     where there is none. The owner may move `model`, and must not change its weights.
     """
 
@@ -54,16 +55,8 @@ class TargetModel:
     target_fingerprint: bytes
     tokenizer_fingerprint: bytes
     chat_template_hash: bytes
-
-    @property
-    def vocab(self) -> int:
-        """How many token ids the target's logits cover."""
-        return int(self.model.get_output_embeddings().weight.shape[0])
-
-    @property
-    def eos_ids(self) -> tuple[int, ...]:
-        """Every id that ends an output, ascending."""
-        return eos_ids(self.model, self.tokenizer)
+    vocab: int
+    eos_ids: tuple[int, ...]
 
 
 def default_cache_dir() -> Path:
@@ -104,6 +97,8 @@ def load_target(name: str, *, cache_dir: Path | None = None, progress: bool = Fa
         chat_template_hash=hashlib.sha256(template.encode()).digest()
         if isinstance(template, str)
         else b"",
+        vocab=int(model.get_output_embeddings().weight.shape[0]),
+        eos_ids=eos_ids(model, tokenizer),
     )
 
 

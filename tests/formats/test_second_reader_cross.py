@@ -1,17 +1,18 @@
 """What the project writes, the second reader reads: random traces, noise, processors, files."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from draftkeep.config import RetentionConfig
-from draftkeep.errors import ModelError
+from draftkeep.errors import CodecError, ModelError
 from draftkeep.ingest.codec import decode_body, encode_body
 from draftkeep.ingest.envelope import Sealer
 from draftkeep.ingest.record import SealedTrace, encode_record
@@ -34,6 +35,7 @@ from draftkeep.policies.signing import SigningKey
 from draftkeep.store.shard import write_shard
 from tests.formats import reader, reader_body, reader_draws, reader_files
 from tests.formats.reader_body import Body, Row, Settings
+from tests.formats.reader_cbor import FormatError
 
 NOW_S = 1_800_000_000
 TARGET = b"T" * 32
@@ -285,6 +287,30 @@ def test_both_readers_see_the_same_numbers(draw: int, sampling: Sampling, seed: 
         )
         if theirs.topk.tail_known_T[t]:
             np.testing.assert_allclose(row.tail, np.exp(theirs.topk.tail_T[t]), rtol=1e-5)
+
+
+def refuses(read: Callable[[], object], error: type[Exception]) -> bool:
+    """Whether the bytes are refused; anything but the reader's own error is a failure."""
+    try:
+        read()
+    except error:
+        return True
+    return False
+
+
+@settings(max_examples=200)
+@given(draw=st.integers(0, 2**32), value=st.integers(0, 255), cut=st.booleans())
+def test_both_readers_refuse_the_same_bodies(draw: int, value: int, cut: bool) -> None:
+    rng = np.random.default_rng(draw)
+    trace = random_trace(rng, Sampling(logit_bias=((3, 1.0),)), None if draw % 2 else draw)
+    payload = bytearray(reader_body.unpack(encode_body(trace, RemapTable.identity())))
+    at = int(rng.integers(min(len(payload), int(rng.choice([160, 400, 10**6])))))
+    payload[at] = value
+    if cut:
+        del payload[-1 - draw % 3 :]
+    data = b"\x01" + zstandard.ZstdCompressor().compress(bytes(payload))
+    mine = refuses(lambda: reader_body.decode_body(data), FormatError)
+    assert mine == refuses(lambda: decode_body(data, only_identity), CodecError)
 
 
 @settings(max_examples=60)

@@ -145,7 +145,13 @@ def _same_noise_twice(seed: Any, choice: Any, index: Any, vocab: Any) -> Any:
 BUGS = {
     "drafts emitted": (verification, "verify", _drafts_are_emitted, "random", "t0.5"),
     "temperature forgotten": (verification, "verify", _hot, "noisy", "t0.5"),
-    "ratio test without residual": (verification, "verify", _ratio_without_residual, "random", "t0.5"),
+    "ratio test without residual": (
+        verification,
+        "verify",
+        _ratio_without_residual,
+        "random",
+        "t0.5",
+    ),
     "noise index off by one": (row_module, "gumbel", _same_noise_twice, "noisy", "t1"),
 }
 

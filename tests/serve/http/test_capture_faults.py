@@ -72,6 +72,7 @@ def test_a_slow_log_fills_the_queue_and_delays_nobody(
     monkeypatch.setattr(SqliteLog, "append", slow)
     station = stations(capture={"queue_traces": 2})
     assert ask(station) == expected
+    station.wait_for(lambda: station.node.capture._open == 0)
     dropped = station.node.capture.drops()
     go.set()
     stats = station.capture_stats()
