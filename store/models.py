@@ -44,8 +44,8 @@ class TargetModel:
 
     `model` is a transformers causal language model, `tokenizer` its fast tokenizer, `directory`
     holds their files. `vocab` is how many token ids its logits cover, `eos_ids` every id that ends
-    an output, ascending. `chat_template_hash` is SHA-256 of the template's UTF-8 text, or empty bytes
-    where there is none. The owner may move `model`, and must not change its weights.
+    an output, ascending. `chat_template_hash` is SHA-256 of the template's UTF-8 text, or empty
+    bytes where there is none. The owner may move `model`, and must not change its weights.
     """
 
     model: Any

@@ -6,9 +6,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 # A busy machine is not a failing test.
-settings.register_profile(
-    "draftkeep", deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("draftkeep", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("draftkeep")
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

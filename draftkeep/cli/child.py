@@ -1,6 +1,5 @@
 """Runs a `draftkeep` command as a process of its own, as an operator would."""
 
-import os
 import subprocess
 import sys
 
@@ -20,8 +19,6 @@ def run_child(arguments: list[str], *, capture: bool) -> str:
         [sys.executable, "-m", "draftkeep", *arguments],
         stdout=subprocess.PIPE if capture else None,
         stdin=subprocess.DEVNULL,
-        # The server is on the same cores: threads that spin while they wait would take them.
-        env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ},
         text=True,
     )
     try:

@@ -24,7 +24,7 @@ class Profile:
     train_s: float
     vocab: int
     layers: int
-    workers: int = 8
+    workers: int = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +52,12 @@ def profile_for(model: str) -> Profile:
     return Profile(
         model=model,
         round_one_requests=480,
-        round_one_budget_s=190,
+        round_one_budget_s=170,
         round_two_requests=120,
-        round_two_budget_s=60,
-        speed_prompts=8,
+        round_two_budget_s=45,
+        speed_prompts=6,
         max_tokens=64,
-        train_s=170,
+        train_s=110,
         vocab=4096,
         layers=2,
     )
@@ -97,6 +97,8 @@ target = {_quote(profile.model)}
 
 [serve]
 port = 0
+slots = {profile.workers}
+max_context = 512
 admin_key_sha256 = "{_sha256(admin_key)}"
 
 [distill]

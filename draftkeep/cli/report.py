@@ -108,7 +108,7 @@ def _picture(report: dict[str, Any], path: Path) -> None:
         bars = axes.bar(places, heights, width=0.34, label=label, color=color)
         axes.bar_label(bars, fmt="%.2f", padding=2)
     axes.set_xticks(range(len(names)), names)
-    axes.set_ylim(0, 1)
+    axes.set_ylim(0, 1.08)
     axes.set_ylabel("held-out replay acceptance")
     axes.set_title(f"What the drafter learned from its own traffic ({report['model']})")
     axes.spines[["top", "right"]].set_visible(False)
