@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
 ARGS ?=
+# Two files at a time; the tests use one thread each.
+JOBS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint types unit format pins bench clean
@@ -39,7 +41,7 @@ types: $(INSTALLED) ## mypy, strict
 	$(BIN)/mypy
 
 unit: $(INSTALLED) ## pytest
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(ARGS)
 
 format: $(INSTALLED) ## let ruff rewrite the files
 	$(BIN)/ruff check --fix .

@@ -49,7 +49,7 @@ class ServeConfig(_Section):
     lookahead: int = Field(default=4, ge=1, le=16)
     channel: str = "stable"
     follow_s: float = Field(default=1.0, gt=0)
-    admin_key_sha256: str = ""
+    admin_key_sha256: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
 
 
 class CaptureConfig(_Section):

@@ -3,8 +3,11 @@
     DraftkeepError
     ├── ConfigError            a setting is missing, unknown or contradictory
     ├── InputError             a caller's request cannot be served as it stands (HTTP 400)
-    ├── DeniedError            a policy said no, or could not say yes (HTTP 401 or 403)
+    ├── DeniedError            a policy said no, or could not say yes (HTTP 401)
+    ├── ForbiddenError         an administrator's act without the administrator's key (HTTP 403)
+    ├── NotFoundError          what was asked for is not here (HTTP 404)
     ├── BusyError              a bound was reached; the same call may succeed later (HTTP 429)
+    ├── UnavailableError       a part that this needs is not running (HTTP 503)
     ├── FormatError            bytes that are not what their format says
     │   ├── EnvelopeError      a sealed trace that is corrupt, forged or of an unknown version
     │   └── CodecError         a trace body that does not decode
@@ -37,6 +40,18 @@ class InputError(DraftkeepError):
 
 class DeniedError(DraftkeepError):
     """A policy said no, or could not say yes."""
+
+
+class ForbiddenError(DraftkeepError):
+    """An administrator's act without the administrator's key."""
+
+
+class NotFoundError(DraftkeepError):
+    """What was asked for is not here."""
+
+
+class UnavailableError(DraftkeepError):
+    """A part that this needs is not running."""
 
 
 class BusyError(DraftkeepError):

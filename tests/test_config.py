@@ -50,7 +50,7 @@ OVERRIDES = {
     "serve.lookahead": "2",
     "serve.channel": "canary",
     "serve.follow_s": "0.5",
-    "serve.admin_key_sha256": "ab",
+    "serve.admin_key_sha256": "ab" * 32,
     "capture.enabled": "false",
     "capture.k": "8",
     "capture.context_tokens": "16",

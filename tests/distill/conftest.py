@@ -4,6 +4,7 @@ deployment on disk that stores them.
 The traces are made by a plain loop over the target, one token at a time: no drafter, no cache.
 """
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ from draftkeep.kernels.coupled import choose, is_end
 from draftkeep.kernels.noise import gumbel
 from draftkeep.kernels.processors import process
 from draftkeep.kernels.sampling import Sampling
+from draftkeep.policies import names
 from draftkeep.policies.keyring import Keyring
 from draftkeep.policies.signing import SigningKey
 from draftkeep.store.catalog import Catalog
@@ -331,12 +333,30 @@ def target_dir(target: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactor
     return save_target(target, tmp_path_factory.mktemp("target"))
 
 
+def _keys_that_hold_some_out(root: Path, clock: HandClock) -> Path:
+    """A keys directory under which a usual share of `user-000` to `user-079` is held out.
+
+    Who is held out follows from a random key, and now and then too few are for a gate to judge.
+    """
+    for attempt in itertools.count():
+        directory = root / f"keys-{attempt}"
+        retention = RetentionConfig(period_s=PERIOD_S, ttl_s=TTL_S)
+        keyring = Keyring.open(directory, retention=retention, clock=clock)
+        key = keyring.lookup_key("acme")
+        keyring.close()
+        held_out = sum(names.held_out(key, f"user-{number:03d}", b"") for number in range(80))
+        if 6 <= held_out <= 12:
+            return directory
+    raise AssertionError("unreachable")
+
+
 @contextmanager
 def deploy(root: Path, target_dir: Path) -> Iterator[Deployment]:
     """An empty deployment of one tenant, acme."""
     clock = HandClock()
     config = Config(
         state_dir=root,
+        keys_dir=_keys_that_hold_some_out(root, clock),
         model=ModelConfig(target=str(target_dir)),
         retention=RetentionConfig(period_s=PERIOD_S, ttl_s=TTL_S),
         distill=DistillConfig(
