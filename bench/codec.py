@@ -27,18 +27,11 @@ from bench.codec_traces import K, sampled_traces
 from bench.results import RESULTS_DIR, Row, append_rows
 from draftkeep.ingest.codec import decode_body, encode_body
 from draftkeep.ingest.header import HEADER_VERSION, Header
-from draftkeep.ingest.record import (
-    COMMITMENT_BYTES,
-    NONCE_BYTES,
-    RECORD_OVERHEAD_BYTES,
-    TAG_BYTES,
-)
+from draftkeep.ingest.record import ENVELOPE_BYTES, RECORD_OVERHEAD_BYTES
 from draftkeep.ingest.tables import RemapTable, only_identity
 from draftkeep.ingest.trace import TopK, Trace
-from draftkeep.policies.signing import SIGNATURE_BYTES
 from draftkeep.store.models import load_target
 
-ENVELOPE_BYTES = NONCE_BYTES + TAG_BYTES + COMMITMENT_BYTES + SIGNATURE_BYTES
 BOUND_BYTES = 75.0
 BOUND_KL = 1e-4
 FULL_BATCHES, QUICK_BATCHES = 8, 2

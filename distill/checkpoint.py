@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from draftkeep.errors import StoreError
-from draftkeep.store.directories import write_file
+from draftkeep.files import write_file
 
 CHECKPOINT_FILE = "checkpoint.safetensors"
 _FORMAT = 1
@@ -23,7 +23,7 @@ _KEY = "draftkeep"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
+class TrainState:
     """Where a run stands: after `step` updates and `seconds` of training.
 
     The next batch is number `batch` of pass `epoch` over the traces. `loss` is the running mean
@@ -40,16 +40,16 @@ class Position:
     loss: float | None = None
 
 
-def save_checkpoint(directory: Path, position: Position, tensors: Mapping[str, Tensor]) -> None:
+def save_checkpoint(directory: Path, state: TrainState, tensors: Mapping[str, Tensor]) -> None:
     """Replace the directory's checkpoint durably; a crash leaves the old or the new one."""
     packed = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    text = json.dumps({"format": _FORMAT, **asdict(position)})
+    text = json.dumps({"format": _FORMAT, **asdict(state)})
     write_file(
         directory / CHECKPOINT_FILE, bytes(safetensors.torch.save(packed, metadata={_KEY: text}))
     )
 
 
-def load_checkpoint(directory: Path) -> tuple[Position, dict[str, Tensor]] | None:
+def load_checkpoint(directory: Path) -> tuple[TrainState, dict[str, Tensor]] | None:
     """The directory's checkpoint, or None where there is none.
 
     Raises StoreError on a file that is not a checkpoint of this format.
@@ -60,12 +60,12 @@ def load_checkpoint(directory: Path) -> tuple[Position, dict[str, Tensor]] | Non
     try:
         with safe_open(path, framework="pt") as file:
             values: Any = json.loads((file.metadata() or {}).get(_KEY, "null"))
-            names = {field.name for field in fields(Position)}
+            names = {field.name for field in fields(TrainState)}
             if not isinstance(values, dict) or values.pop("format", None) != _FORMAT:
                 raise ValueError
             if set(values) != names:
                 raise ValueError
-            return Position(**values), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return TrainState(**values), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError, OSError):
         raise StoreError(
             f"{path} is not a checkpoint of format {_FORMAT}; delete it, the job starts over"

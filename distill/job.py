@@ -31,6 +31,7 @@ from draftkeep.errors import ConflictError, DraftkeepError
 from draftkeep.ingest.record import SealedTrace
 from draftkeep.store.drafter import Drafter, with_vocab
 from draftkeep.store.jobs import end_job, is_contaminated, start_job
+from draftkeep.store.reader import count_left_out
 
 
 def run_job(
@@ -53,6 +54,8 @@ def run_job(
     Raises BusyError where another job runs, and ModelError, StoreError or ConfigError where
     target, store or keys cannot be used.
     """
+    if config.model.threads:
+        torch.set_num_threads(config.model.threads)
     with (
         workspace.only_job(config.state_dir / "jobs"),
         open_workbench(config, tenant=tenant, clock=clock) as bench,
@@ -152,7 +155,7 @@ class _Job:
         )
 
     def _skipped(self, found: Selection) -> dict[str, int]:
-        left_out = selection.not_selected(
+        left_out = count_left_out(
             self.bench.catalog,
             tenant=self.bench.tenant,
             target=self.bench.target.target_fingerprint,

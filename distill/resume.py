@@ -1,13 +1,12 @@
 """Which stopped job a new call goes on with, and what happens to the others."""
 
+from contextlib import suppress
 from pathlib import Path
 
-import sqlalchemy as sa
-
-from draftkeep.distill.workspace import JobPlan, drop, load_plans
+from draftkeep.distill.workspace import JobPlan, drop, load_plans, only_job
+from draftkeep.errors import BusyError
 from draftkeep.store.catalog import Catalog
-from draftkeep.store.jobs import end_job
-from draftkeep.store.schema import jobs
+from draftkeep.store.jobs import end_job, is_contaminated, is_resumable, running_jobs
 
 
 def resumable(
@@ -23,11 +22,11 @@ def resumable(
     for directory, plan in load_plans(jobs_dir):
         if plan is not None and plan.scope != scope:
             continue
-        if plan is not None and chosen is None and plan.base == base and _runs(catalog, plan):
+        if plan is not None and chosen is None and _goes_on(catalog, plan, base):
             chosen = plan
         else:
             drop(directory)
-    for job_id in _running(catalog, scope):
+    for job_id in running_jobs(catalog, scope):
         if chosen is None or job_id != chosen.job_id:
             end_job(
                 catalog, job_id, failed=True, drafter=None, record={"status": "dropped"}, at_s=at_s
@@ -35,18 +34,19 @@ def resumable(
     return chosen
 
 
-def _running(catalog: Catalog, scope: str) -> list[str]:
-    with catalog.read() as connection:
-        return list(
-            connection.scalars(
-                sa.select(jobs.c.id).where(jobs.c.state == "running", jobs.c.scope == scope)
-            )
-        )
+def drop_contaminated(catalog: Catalog, jobs_dir: Path) -> int:
+    """Remove what stopped jobs that learned from erased traces left on disk; returns how many.
+
+    Does nothing while a job runs, which removes its own; call it again later.
+    """
+    dropped = 0
+    with suppress(BusyError), only_job(jobs_dir):
+        for directory, _ in load_plans(jobs_dir):
+            if is_contaminated(catalog, directory.name):
+                drop(directory)
+                dropped += 1
+    return dropped
 
 
-def _runs(catalog: Catalog, plan: JobPlan) -> bool:
-    with catalog.read() as connection:
-        row = connection.execute(
-            sa.select(jobs.c.state, jobs.c.contaminated).where(jobs.c.id == plan.job_id)
-        ).one_or_none()
-    return row is not None and row.state == "running" and not row.contaminated
+def _goes_on(catalog: Catalog, plan: JobPlan, base: str) -> bool:
+    return plan.base == base and is_resumable(catalog, plan.job_id)

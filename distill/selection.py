@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import sqlalchemy as sa
 
 from draftkeep.distill.batch import trainable_T
 from draftkeep.errors import CodecError, EnvelopeError, KeyDestroyedError
@@ -19,8 +18,6 @@ from draftkeep.store.catalog import Catalog
 from draftkeep.store.jobs import JobInput
 from draftkeep.store.models import TargetModel
 from draftkeep.store.reader import iter_sealed
-from draftkeep.store.schema import shards, trace_ids
-from draftkeep.store.tombstones import erased_traces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,24 +122,6 @@ def _ids_fit(trace: Trace, vocab: int) -> bool:
         and max(tokens.max(initial=0), listed.max(initial=0)) < vocab
         and listed.min(initial=0) >= -1
     )
-
-
-def not_selected(catalog: Catalog, *, tenant: str, target: bytes, now_s: float) -> dict[str, int]:
-    """How many of the tenant's stored traces `list_sealed` leaves out, by reason."""
-    rows = trace_ids.join(shards, trace_ids.c.shard == shards.c.id)
-    stored = sa.select(sa.func.count()).select_from(rows).where(trace_ids.c.tenant == tenant)
-    live = shards.c.bucket_s > int(now_s)
-    conditions = {
-        "expired": ~live,
-        "erased": live & erased_traces(),
-        "wrong_target": live & ~erased_traces() & (shards.c.target != target),
-    }
-    with catalog.read() as connection:
-        counts = {
-            reason: int(connection.scalar(stored.where(condition)) or 0)
-            for reason, condition in conditions.items()
-        }
-    return {reason: count for reason, count in counts.items() if count}
 
 
 def living(keys: JobKeys, items: Sequence[Opened]) -> list[Opened]:

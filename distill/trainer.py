@@ -9,7 +9,7 @@ from pathlib import Path
 
 from draftkeep.distill.batch import tokens_of
 from draftkeep.distill.checkpoint import (
-    Position,
+    TrainState,
     delete_checkpoint,
     load_checkpoint,
     save_checkpoint,
@@ -32,7 +32,7 @@ _MEASURE_S = 15.0
 class TrainProgress:
     """One report, made after every update. `fraction` of the budget is used.
 
-    `loss` is a running mean in nats a position. `agreement` is the share of watched positions
+    `loss` is a running mean in nats a state. `agreement` is the share of watched positions
     where the drafter's best token is the target's best; None in reports that did not measure it.
     """
 
@@ -85,7 +85,7 @@ class Trainer:
         self._held_out = held_out
         self._learner = Learner(drafter, bfloat16=recipe.bfloat16)
         self._plan: list[list[int]] = []
-        self.position = Position(run=run, inputs=_inputs_key(self._examples))
+        self.state = TrainState(run=run, inputs=_inputs_key(self._examples))
         self._resume()
 
     def run(
@@ -128,34 +128,34 @@ class Trainer:
     def save(self) -> None:
         """Write the checkpoint, where there is a directory for it."""
         if self._directory is not None:
-            tensors = self._learner.state(self.position.step)
-            save_checkpoint(self._directory, self.position, tensors)
+            tensors = self._learner.state(self.state.step)
+            save_checkpoint(self._directory, self.state, tensors)
 
     def _resume(self) -> None:
         found = load_checkpoint(self._directory) if self._directory is not None else None
         if found is None or self._directory is None:
             return
-        position, tensors = found
-        if position.run != self.position.run:
+        state, tensors = found
+        if state.run != self.state.run:
             delete_checkpoint(self._directory)
             return
-        self._learner.restore(position.step, tensors)
+        self._learner.restore(state.step, tensors)
         # Other traces make another plan, so a pass that began over the old ones cannot be ended.
-        if position.inputs != self.position.inputs:
-            position = _next_pass(position, inputs=self.position.inputs)
-        self.position = position
+        if state.inputs != self.state.inputs:
+            state = _next_pass(state, inputs=self.state.inputs)
+        self.state = state
 
     def _update(self) -> None:
         started_s = self._timer()
-        before = self.position
+        before = self.state
         traces = [self._examples[index].trace for index in self._next_batch()]
         rate = self._recipe.rate(before.step, before.seconds)
         loss = self._learner.update(traces, rate=rate)
         known = before.loss
-        self.position = replace(
-            self.position,
+        self.state = replace(
+            self.state,
             step=before.step + 1,
-            batch=self.position.batch + 1,
+            batch=self.state.batch + 1,
             seconds=before.seconds + self._timer() - started_s,
             loss=loss if known is None else known + _SMOOTHING * (loss - known),
         )
@@ -164,14 +164,14 @@ class Trainer:
         if not self._plan:
             self._plan = self._plan_pass()
         # Also true right after a resume, where the checkpoint was made at the end of a pass.
-        if self.position.batch >= len(self._plan):
-            self.position = _next_pass(self.position, inputs=self.position.inputs)
+        if self.state.batch >= len(self._plan):
+            self.state = _next_pass(self.state, inputs=self.state.inputs)
             self._plan = self._plan_pass()
-        return self._plan[self.position.batch]
+        return self._plan[self.state.batch]
 
     def _plan_pass(self) -> list[list[int]]:
         tokens = [len(tokens_of(item.trace)) for item in self._examples]
-        return self._recipe.plan(self.position.epoch, tokens)
+        return self._recipe.plan(self.state.epoch, tokens)
 
     def _drop_dead(self) -> float:
         """Forget what may no longer be read; returns when to ask again."""
@@ -181,35 +181,35 @@ class Trainer:
         self._examples[:] = self._living(self._examples)
         if len(self._examples) < before:
             self._plan = []
-            self.position = _next_pass(self.position, inputs=_inputs_key(self._examples))
+            self.state = _next_pass(self.state, inputs=_inputs_key(self._examples))
         now_s = self._timer()
         return now_s + min(max(_RECHECK_S, _RECHECK_SHARE * (now_s - asked_s)), _RECHECK_MAX_S)
 
     def _fraction(self) -> float:
-        return self._recipe.fraction(self.position.step, self.position.seconds)
+        return self._recipe.fraction(self.state.step, self.state.seconds)
 
     def _report(self, *, measure: bool) -> TrainProgress:
         watched = [item.trace for item in self._held_out[:_WATCHED_TRACES]]
         return TrainProgress(
-            step=self.position.step,
-            seconds=self.position.seconds,
+            step=self.state.step,
+            seconds=self.state.seconds,
             fraction=self._fraction(),
-            loss=self.position.loss or 0.0,
+            loss=self.state.loss or 0.0,
             agreement=self._learner.agreement(watched) if measure else None,
         )
 
     def _result(self) -> TrainResult:
         return TrainResult(
-            steps=self.position.step,
-            epochs=self.position.epoch,
-            seconds=self.position.seconds,
-            loss=self.position.loss or 0.0,
+            steps=self.state.step,
+            epochs=self.state.epoch,
+            seconds=self.state.seconds,
+            loss=self.state.loss or 0.0,
             finished=self._fraction() >= 1.0,
         )
 
 
-def _next_pass(position: Position, *, inputs: str) -> Position:
-    return replace(position, epoch=position.epoch + 1, batch=0, inputs=inputs)
+def _next_pass(state: TrainState, *, inputs: str) -> TrainState:
+    return replace(state, epoch=state.epoch + 1, batch=0, inputs=inputs)
 
 
 def _inputs_key(examples: Sequence[Opened]) -> str:

@@ -15,6 +15,7 @@ from draftkeep.ingest.tables import TableStore
 from draftkeep.ingest.trace import Trace
 from draftkeep.policies.keyring import JobKeys
 from draftkeep.policies.signing import SigningKey
+from draftkeep.store.anchors import GATE, publish_anchor
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.models import TargetModel, load_target
 from draftkeep.store.nodes import node_public
@@ -61,6 +62,7 @@ class Workbench:
             batch_traces=distill.batch_traces,
             seed=distill.seed,
             seconds=distill.seconds,
+            steps=distill.steps,
             checkpoint_s=distill.checkpoint_s,
             bfloat16=native_bfloat16(),
         )
@@ -70,7 +72,10 @@ class Workbench:
 def open_workbench(
     config: Config, *, tenant: str, clock: Callable[[], float]
 ) -> Iterator[Workbench]:
-    """Open everything a job needs; ConfigError for a tenant that is not configured."""
+    """Open everything a job needs, and publish the gate's public key for those who load drafters.
+
+    ConfigError for a tenant that is not configured, and where another gate key was published.
+    """
     if tenant not in {known.name for known in config.tenants}:
         raise ConfigError(f"no tenant {tenant!r:.80} in the configuration; add a [[tenants]] entry")
     target = load_target(config.model.target)
@@ -78,6 +83,8 @@ def open_workbench(
     try:
         keys = JobKeys.open(config.keys_path, clock=clock)
         try:
+            gate = SigningKey.load_or_create(config.keys_path / "gate.key")
+            publish_anchor(config.state_dir, GATE, gate.public)
             tables = TableStore(config.state_dir / "tables")
             yield Workbench(
                 config=config,
@@ -89,7 +96,7 @@ def open_workbench(
                 keys=keys,
                 opener=Opener(keys, lambda name: node_public(catalog, name), clock=clock),
                 decode=lambda body: decode_body(body, tables),
-                gate=SigningKey.load_or_create(config.keys_path / "gate.key"),
+                gate=gate,
                 target=target,
             )
         finally:

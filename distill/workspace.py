@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from draftkeep.errors import BusyError
-from draftkeep.store.directories import write_file
+from draftkeep.files import write_file
 from draftkeep.store.jobs import JobInput
 
 _JOB_FILE = "job.json"

@@ -1,8 +1,8 @@
 """One configuration file (TOML), every value of which the environment can override.
 
-`DRAFTKEEP_SERVE__PORT=9000` sets `port` in `[serve]`; a value is read as TOML where it parses as
-such (`8`, `true`, `[...]`) and as a string otherwise. Unknown keys, in the file or in the
-environment, are errors: a misspelt privacy setting must not be a silent default.
+`DRAFTKEEP_SERVE__PORT=9000` sets `port` in `[serve]`; arrays and tables are given as TOML
+(`DRAFTKEEP_TENANTS='[{...}]'`). Unknown keys, in the file or in the environment, are errors: a
+misspelt privacy setting must not be a silent default.
 """
 
 import os
@@ -87,11 +87,15 @@ class RetentionConfig(_Section):
 
 
 class DistillConfig(_Section):
-    """One training job, and what the gate asks of its result."""
+    """One training job, and what the gate asks of its result.
+
+    Training ends after `seconds`, or after `steps` updates where that is sooner.
+    """
 
     layers: int = Field(default=2, ge=1)
     vocab: int = Field(default=4096, ge=16)
     seconds: float = Field(default=200.0, gt=0)
+    steps: int | None = Field(default=None, ge=1)
     batch_traces: int = Field(default=16, ge=1)
     learning_rate: float = Field(default=2e-3, gt=0)
     min_traces: int = Field(default=64, ge=1)
@@ -181,10 +185,13 @@ def _overlay(data: dict[str, Any], environ: Mapping[str, str]) -> None:
 
 
 def _value(text: str) -> Any:
+    """Arrays and tables are TOML; everything else is text, which the field's type reads."""
+    if not text.startswith(("[", "{")):
+        return text
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"an environment value that begins like TOML is not: {error}") from None
 
 
 def _explain(error: ValidationError) -> str:

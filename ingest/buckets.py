@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from draftkeep import files
 from draftkeep.errors import StoreError
 
 PAGE_BYTES = 16384
@@ -77,7 +78,7 @@ def create_bucket(directory: Path, start_s: int, state: State) -> Bucket:
         connection.execute("PRAGMA journal_mode = WAL")
     path = directory / f"{start_s:012d}-{state.next:019d}.db"
     os.rename(directory / _NEW, path)
-    sync_directory(directory)
+    files.sync(directory)
     return Bucket(path=path, start_s=start_s, first=state.next)
 
 
@@ -176,12 +177,3 @@ def directory_bytes(directory: Path) -> int:
         with contextlib.suppress(FileNotFoundError):
             total += entry.stat().st_size
     return total
-
-
-def sync_directory(directory: Path) -> None:
-    """Make creations, renames and unlinks in the directory durable."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

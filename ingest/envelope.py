@@ -33,8 +33,9 @@ from draftkeep.ingest.header import HEADER_VERSION, Header
 from draftkeep.ingest.record import (
     COMMITMENT_BYTES,
     NONCE_BYTES,
-    TAG_BYTES,
     SealedTrace,
+    misfit,
+    share_id,
     signed_message,
     verify_signature,
 )
@@ -52,7 +53,6 @@ __all__ = [
     "SealedTrace",
     "Sealer",
     "content_key",
-    "share_id",
     "share_info",
     "signed_message",
     "verify_signature",
@@ -215,7 +215,8 @@ class Opener:
             raise EnvelopeError("sealed by a node that is not enrolled; enrol it or drop the trace")
         if not verify_signature(sealed, public):
             raise EnvelopeError("the node's signature does not fit the trace; drop it")
-        _check_shape(sealed, header)
+        if (found := misfit(sealed, header)) is not None:
+            raise EnvelopeError(f"the header does not fit what it covers ({found}); drop the trace")
         _check_record(header, self._keys.period(header.period_id), read_clock(self._clock))
         share = period_keys.open_share(
             self._keys.period_private_key(header.period_id),
@@ -238,11 +239,6 @@ def share_info(tenant: str, period_id: bytes, node: str) -> bytes:
     return b"draftkeep/v1/share" + b"".join(lp(field) for field in fields)
 
 
-def share_id(encapsulation: bytes) -> bytes:
-    """SHA-256 of the encapsulation, its first 16 bytes."""
-    return hashlib.sha256(encapsulation).digest()[:ID_BYTES]
-
-
 def content_key(
     share: bytes, subject_key: bytes, trace_id: bytes, header: bytes
 ) -> tuple[bytes, bytes]:
@@ -251,13 +247,6 @@ def content_key(
     info = b"draftkeep/v1/trace" + trace_id + hashlib.sha256(header).digest()
     okm = HKDFExpand(SHA256(), KEY_BYTES + COMMITMENT_BYTES, info).derive(prk)
     return okm[:KEY_BYTES], okm[KEY_BYTES:]
-
-
-def _check_shape(sealed: SealedTrace, header: Header) -> None:
-    if header.share_id != share_id(sealed.encapsulation):
-        raise EnvelopeError("the encapsulation is not the one the header names; drop the trace")
-    if header.body_bytes != len(sealed.ciphertext) - TAG_BYTES:
-        raise EnvelopeError("the header states another body length; drop the trace")
 
 
 def _check_record(header: Header, record: PeriodRecord, now_s: float) -> None:

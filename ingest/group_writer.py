@@ -10,7 +10,7 @@ import sqlite3
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -42,6 +42,15 @@ class _Append:
     bytes_: int
     offset: Future[int] = field(default_factory=Future)
 
+    def succeed(self, offset: int) -> None:
+        # An append that `close` gave up on has its answer already; the same goes for `fail`.
+        with contextlib.suppress(InvalidStateError):
+            self.offset.set_result(offset)
+
+    def fail(self, error: StoreError) -> None:
+        with contextlib.suppress(InvalidStateError):
+            self.offset.set_exception(error)
+
 
 class GroupWriter:
     """The only writer of a log directory, from construction to `close`.
@@ -66,6 +75,7 @@ class GroupWriter:
         self._connection: sqlite3.Connection | None = None
         self._next = 0
         self._waiting: deque[_Append] = deque()
+        self._committing: list[_Append] = []
         self._changed = threading.Condition()
         self._closed = False
         self._lock = _lock_directory(directory)
@@ -99,24 +109,45 @@ class GroupWriter:
         with self._changed:
             return len(self._waiting)
 
-    def close(self) -> None:
-        """Commit what is queued, stop the thread and let go of the directory."""
+    def close(self, timeout_s: float | None = None) -> None:
+        """Commit what is queued, stop the thread and let go of the directory.
+
+        Where that takes longer than `timeout_s` (a disk that hangs; None waits for ever), appends
+        without an answer fail with StoreError and this returns. Some of them may be written all
+        the same. The thread is a daemon and keeps the directory locked until the disk answers or
+        the process ends.
+        """
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._thread.join()
-        self._close_connection()
-        self._lock.close()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self._abandon(timeout_s)
+
+    def _abandon(self, timeout_s: float | None) -> None:
+        with self._changed:
+            unanswered = [*self._committing, *self._waiting]
+            self._waiting.clear()
+        for append in unanswered:
+            append.fail(
+                StoreError(
+                    f"the log in {self._directory} was closed and its disk did not answer within "
+                    f"{timeout_s} s; the records may or may not be written: check the disk"
+                )
+            )
 
     def _run(self) -> None:
-        while group := self._take():
-            try:
-                self._commit(group)
-            except Exception as error:  # A dead thread would leave every caller waiting.
-                self._close_connection()
-                for append in group:
-                    if not append.offset.done():
-                        append.offset.set_exception(_explain(self._directory, error))
+        try:
+            while group := self._take():
+                try:
+                    self._commit(group)
+                except Exception as error:  # A dead thread would leave every caller waiting.
+                    self._close_connection()
+                    for append in group:
+                        append.fail(_explain(self._directory, error))
+        finally:
+            self._close_connection()
+            self._lock.close()
 
     def _take(self) -> list[_Append]:
         with self._changed:
@@ -128,6 +159,7 @@ class GroupWriter:
                 group.append(append)
                 records += len(append.records)
                 bytes_ += append.bytes_
+            self._committing = group
             return group
 
     def _commit(self, group: list[_Append]) -> None:
@@ -137,7 +169,7 @@ class GroupWriter:
         fitting = self._admit(group)
         firsts = self._insert(fitting)
         for append, first in zip(fitting, firsts, strict=True):
-            append.offset.set_result(first)
+            append.succeed(first)
 
     def _admit(self, group: list[_Append]) -> list[_Append]:
         """Refuse, one by one, the appends that could take the directory past its cap."""
@@ -152,7 +184,7 @@ class GroupWriter:
                 taken_bytes += append.bytes_
                 fitting.append(append)
             else:
-                append.offset.set_exception(self._refusal(append.bytes_, room))
+                append.fail(self._refusal(append.bytes_, room))
         return fitting
 
     def _refusal(self, append_bytes: int, room: int) -> LogFullError:

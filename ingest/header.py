@@ -13,7 +13,7 @@ from draftkeep.errors import EnvelopeError
 
 HEADER_VERSION = 1
 
-# Exact lengths of the byte-string fields, FORMATS v1.
+# Exact lengths of the byte-string fields, as in docs/formats.md.
 _LENGTHS = {
     "trace_id": 16,
     "request_id": 16,

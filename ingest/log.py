@@ -1,7 +1,7 @@
 """Log: the contract between a serving node, which appends, and a compactor, which reads.
 
 A log holds opaque records at offsets that rise by one and are never used twice. Where a reader
-has got to is the reader's own business: its position lives in its catalog, beside what it wrote.
+has got to is the reader's own business: the next offset lives in its catalog, beside what it wrote.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class Log(Protocol):
 
         Stops before either limit is exceeded, but returns at least one record where there is
         one, so that a reader always advances. Empty at the end of the log. Raises StoreError
-        where `start` lies beyond the end: that reader's position is of another log.
+        where `start` lies beyond the end: that reader's offset is of another log.
         """
         ...
 
@@ -60,7 +60,7 @@ class Log(Protocol):
         ...
 
     def identity(self) -> tuple[str, str, int]:
-        """Cluster id, topic id and partition: what a stored position belongs to."""
+        """Cluster id, topic id and partition: what a stored offset belongs to."""
         ...
 
     def close(self) -> None:

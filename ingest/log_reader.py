@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from draftkeep import files
 from draftkeep.errors import StoreError
 from draftkeep.ingest.buckets import (
     Bucket,
@@ -20,7 +21,6 @@ from draftkeep.ingest.buckets import (
     read_state,
     remove_files,
     sweep_strays,
-    sync_directory,
 )
 from draftkeep.ingest.log import LogRecord
 
@@ -120,7 +120,7 @@ class LogReader:
                 return records
         if not records and start > (following := self._state(buckets).next):
             raise StoreError(
-                f"reading from offset {start}, but the log ends at {following}: the position "
+                f"reading from offset {start}, but the log ends at {following}: the offset "
                 "belongs to another log, or this one was restored from a copy"
             )
         return records
@@ -137,7 +137,7 @@ class LogReader:
                 with opened(bucket) as connection:
                     delete_rows(connection, up_to)
         sweep_strays(self._directory)
-        sync_directory(self._directory)
+        files.sync(self._directory)
 
 
 def _ends(buckets: list[Bucket]) -> list[int | None]:

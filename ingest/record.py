@@ -2,11 +2,12 @@
 
 import hashlib
 from dataclasses import dataclass
+from typing import Literal
 
 from draftkeep.errors import EnvelopeError
 from draftkeep.ingest.header import Header, decode_header
 from draftkeep.policies import signing
-from draftkeep.policies.names import lp
+from draftkeep.policies.names import ID_BYTES, lp
 from draftkeep.policies.period_keys import ENCAPSULATION_BYTES
 from draftkeep.policies.signing import SIGNATURE_BYTES
 
@@ -15,10 +16,10 @@ MAX_RECORD_BYTES = 900_000
 NONCE_BYTES = 12
 TAG_BYTES = 16
 COMMITMENT_BYTES = 32
+# What the seal of one trace adds to its body, the header and the shared encapsulation aside.
+ENVELOPE_BYTES = NONCE_BYTES + TAG_BYTES + COMMITMENT_BYTES + SIGNATURE_BYTES
 # What a record spends beside header and body.
-RECORD_OVERHEAD_BYTES = (
-    1 + 6 * 4 + NONCE_BYTES + TAG_BYTES + COMMITMENT_BYTES + SIGNATURE_BYTES + ENCAPSULATION_BYTES
-)
+RECORD_OVERHEAD_BYTES = 1 + 6 * 4 + ENVELOPE_BYTES + ENCAPSULATION_BYTES
 _FIELDS = ("header", "nonce", "ciphertext", "commitment", "signature", "encapsulation")
 _LENGTHS = {
     "nonce": NONCE_BYTES,
@@ -57,6 +58,25 @@ class SealedTrace:
     def parsed(self) -> Header:
         """The header's fields, decoded at each call; EnvelopeError where it is not canonical."""
         return decode_header(self.header)
+
+
+def share_id(encapsulation: bytes) -> bytes:
+    """SHA-256 of the encapsulation, its first 16 bytes."""
+    return hashlib.sha256(encapsulation).digest()[:ID_BYTES]
+
+
+def misfit(
+    sealed: SealedTrace, header: Header
+) -> Literal["share_mismatch", "length_mismatch"] | None:
+    """What the sealed trace's header says wrongly of the rest: its share id or its body length.
+
+    None where both are right. The signature does not cover the encapsulation, hence the first.
+    """
+    if header.share_id != share_id(sealed.encapsulation):
+        return "share_mismatch"
+    if header.body_bytes != len(sealed.ciphertext) - TAG_BYTES:
+        return "length_mismatch"
+    return None
 
 
 def signed_message(header: bytes, nonce: bytes, ciphertext: bytes, commitment: bytes) -> bytes:

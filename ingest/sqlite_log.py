@@ -50,6 +50,11 @@ class SqliteLog(LogReader):
         """Write all records in one durable commit, shared with whoever appends meanwhile."""
         return self._writer.append(records)
 
-    def close(self) -> None:
-        """Commit what was accepted and give up the right to write."""
-        self._writer.close()
+    def close(self, timeout_s: float | None = None) -> None:
+        """Commit what was accepted and give up the right to write.
+
+        Returns after `timeout_s` at the latest (None waits for ever): where the disk hangs,
+        appends that were not acknowledged fail with StoreError, and the right to write goes with
+        the process.
+        """
+        self._writer.close(timeout_s)

@@ -9,7 +9,6 @@ Suffix: V ids the table covers. Ids at V and above stand for themselves.
 """
 
 import hashlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftkeep.errors import CodecError
+from draftkeep.files import write_file
 
 DIGEST_BYTES = 32
 _CONTEXT = b"draftkeep/v1/remap"
@@ -92,19 +92,8 @@ class TableStore:
         """Store a table durably. Returns its file, or None for the identity, which needs none."""
         if not table.digest:
             return None
-        self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / (table.digest.hex() + _SUFFIX)
-        draft = path.with_suffix(f".{os.getpid()}.tmp")
-        with draft.open("wb") as file:
-            file.write(_table_bytes(table.id_of_rank_V))
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-        handle = os.open(self._directory, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        write_file(path, _table_bytes(table.id_of_rank_V))
         return path
 
     def _load(self, digest: bytes) -> RemapTable:

@@ -8,6 +8,7 @@ the output a function of target, seed and position alone, whatever the drafter (
 V: vocabulary; W: rows of one verification, drafts + 1.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -62,36 +63,51 @@ def verify(
     called once for each row reached, and never where temperature is 0. Raises ModelError for NaN
     logits and ValueError where the rows do not fit the drafts.
     """
-    if len(logits_WV) != len(drafts) + 1:
-        raise ValueError(f"{len(drafts)} drafts need one logit row more, got {len(logits_WV)}")
-    tokens: list[int] = []
-    for row, logits_V in enumerate(logits_WV):
+    if sampling.plain_argmax:
+        best_W = logits_WV.argmax(axis=-1)
+        values_W = np.take_along_axis(logits_WV, best_W[:, None], axis=-1)[:, 0]
+        return verify_argmax(best_W.tolist(), values_W.tolist(), drafts, sampling)
+
+    def own(tokens: Sequence[int]) -> int:
         history = [*output_ids, *tokens] if tokens else output_ids
-        token = _own(logits_V, sampling, prompt_ids, history, noise)
+        scores_V = process(
+            logits_WV[len(tokens)], sampling, prompt_ids=prompt_ids, output_ids=history
+        )
+        return choose(scores_V, None if sampling.greedy else noise(len(history)))
+
+    return _follow(own, len(logits_WV), drafts, sampling)
+
+
+def verify_argmax(
+    best_W: Sequence[int], values_W: Sequence[float], drafts: Sequence[int], sampling: Sampling
+) -> Verified:
+    """`verify` where sampling is `plain_argmax`, from each row's best id (the lowest of equals) and
+    its logit, so that a whole batch can share one argmax.
+
+    Raises ModelError where a best logit is not finite and ValueError where the rows do not fit the
+    drafts.
+    """
+    for value in values_W:
+        if not math.isfinite(value):
+            raise ModelError(
+                f"the best logit is {value}, expected a finite number; the model's weights or its "
+                "arithmetic are broken: verify the files or use a wider dtype"
+            )
+    return _follow(lambda tokens: best_W[len(tokens)], len(best_W), drafts, sampling)
+
+
+def _follow(
+    own: Callable[[Sequence[int]], int], rows: int, drafts: Sequence[int], sampling: Sampling
+) -> Verified:
+    """The rule itself: `own(tokens)` is the target's token after those of this step."""
+    if rows != len(drafts) + 1:
+        raise ValueError(f"{len(drafts)} drafts need one logit row more, got {rows}")
+    tokens: list[int] = []
+    for row, draft in enumerate(drafts):
+        token = own(tokens)
         tokens.append(token)
-        if row == len(drafts):
-            return Verified(tokens=tuple(tokens), accepted=row, tested=row)
-        agreed = token == drafts[row]
+        agreed = token == draft
         if not agreed or is_end(token, sampling):
             return Verified(tokens=tuple(tokens), accepted=row + agreed, tested=row + 1)
-    raise AssertionError("the last row always returns")
-
-
-def _own(
-    logits_V: NDArray[np.float32],
-    sampling: Sampling,
-    prompt_ids: Sequence[int],
-    output_ids: Sequence[int],
-    noise: Callable[[int], NDArray[np.float64]],
-) -> int:
-    """The target's own token after `output_ids`."""
-    if sampling.plain_argmax:
-        token = int(np.argmax(logits_V))
-        if not np.isfinite(logits_V[token]):
-            raise ModelError(
-                f"the best logit is {logits_V[token]}, expected a finite number; the model's "
-                "weights or its arithmetic are broken: verify the files or use a wider dtype"
-            )
-        return token
-    scores_V = process(logits_V, sampling, prompt_ids=prompt_ids, output_ids=output_ids)
-    return choose(scores_V, None if sampling.greedy else noise(len(output_ids)))
+    tokens.append(own(tokens))
+    return Verified(tokens=tuple(tokens), accepted=len(drafts), tested=len(drafts))

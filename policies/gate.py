@@ -7,7 +7,7 @@ positions, are the unit, because positions of one request rise and fall together
 The interval is Student's t on those differences. They are bounded and often exactly zero; for the
 usual skew (most requests unchanged, some much better) t's lower bound errs to the safe side. It
 cannot see a rare loss that no held-out request shows, which is why a minimum of requests is asked
-for, and why the live channel is watched as well.
+for; nothing watches the channel once the candidate serves.
 
 A candidate passes when all of this holds, and fails where it cannot be told:
   1. there are at least `min_requests` held-out requests, every figure within [0, 1];
@@ -35,7 +35,8 @@ POOLED_DOMAINS = "(rare)"
 class PairedScore:
     """Replay acceptance of both drafters on one held-out trace, each in [0, 1].
 
-    `request` groups the choices of one request. Without an incumbent its acceptance is 0.
+    `request` groups the choices of one request. Without an incumbent there are no
+    scores, and the gate refuses.
     """
 
     request: bytes

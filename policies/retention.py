@@ -54,15 +54,6 @@ def period_start(at_s: float, period_s: int) -> int:
     return math.floor(at_s) // period_s * period_s
 
 
-def expiry_bucket(expiry_s: int, period_s: int) -> int:
-    """The end of the bucket of time in which `expiry_s` falls, Unix seconds.
-
-    A multiple of the period: everything in a bucket has expired once the clock shows its number,
-    so the bucket's files can go as a whole. With a ttl of whole periods it is the expiry itself.
-    """
-    return -(-expiry_s // period_s) * period_s
-
-
 def effective_deadline(header_expiry_s: int, destroy_at_s: int) -> int:
     """When a trace stops being readable: the earlier of its header and the period's record.
 

@@ -4,6 +4,7 @@ import os
 import secrets
 from pathlib import Path
 
+from draftkeep import files
 from draftkeep.errors import ConfigError
 
 KEY_BYTES = 32
@@ -38,15 +39,6 @@ def load(path: Path) -> bytes:
     return data
 
 
-def sync_directory(directory: Path) -> None:
-    """Make renames, links and unlinks in `directory` survive a power cut."""
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def _create(path: Path, data: bytes) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
@@ -63,4 +55,4 @@ def _create(path: Path, data: bytes) -> None:
             return
     finally:
         draft.unlink()
-        sync_directory(path.parent)
+        files.sync(path.parent)

@@ -10,7 +10,8 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field
 
-from draftkeep.serve.http_errors import ForbiddenError
+from draftkeep.errors import ForbiddenError
+from draftkeep.serve.bearer import bearer_key
 from draftkeep.serve.node import Node
 from draftkeep.serve.openai_types import MAX_SUBJECT_CHARS
 
@@ -18,10 +19,9 @@ from draftkeep.serve.openai_types import MAX_SUBJECT_CHARS
 def administered(request: Request) -> Node:
     """The node, for whoever holds the administrator's key; ForbiddenError otherwise."""
     node: Node = request.app.state.node
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    digest = hashlib.sha256(key.strip().encode("utf-8", "surrogatepass")).hexdigest()
-    expected = node.admin_key_sha256
-    if not expected or scheme.lower() != "bearer" or not hmac.compare_digest(digest, expected):
+    key, expected = bearer_key(request), node.admin_key_sha256
+    digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+    if not expected or not key or not hmac.compare_digest(digest, expected):
         raise ForbiddenError(
             "this route needs the administrator's key; set serve.admin_key_sha256 and send the key "
             "as Authorization: Bearer KEY"

@@ -15,11 +15,12 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
-from draftkeep.errors import DeniedError, DraftkeepError
+from draftkeep.errors import DeniedError, DraftkeepError, NotFoundError, UnavailableError
 from draftkeep.ingest.trace import Provenance
 from draftkeep.policies.tenant import TenantPolicy
 from draftkeep.serve import http_errors
 from draftkeep.serve.admin import router as admin_router
+from draftkeep.serve.bearer import bearer_key
 from draftkeep.serve.body_limit import BodyLimit
 from draftkeep.serve.capture import CaptureTag
 from draftkeep.serve.detokenize import Detokenizer
@@ -61,10 +62,10 @@ def node_of(request: Request) -> Node:
 
 def tenant_of(request: Request, node: Annotated[Node, Depends(node_of)]) -> TenantPolicy:
     """The tenant whose key the request carries; DeniedError otherwise."""
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not key:
+    key = bearer_key(request)
+    if not key:
         raise DeniedError("no API key; send it as Authorization: Bearer KEY")
-    return node.tenants.authenticate(key.strip())
+    return node.tenants.authenticate(key)
 
 
 NodeOf = Annotated[Node, Depends(node_of)]
@@ -121,12 +122,12 @@ def _check(node: Node, body: ChatRequest | CompletionRequest) -> None:
     body.refuse_unsupported()
     _check_model(node, body.model)
     if not node.ready:
-        raise http_errors.UnavailableError("the engine is not running; try again later")
+        raise UnavailableError("the engine is not running; try again later")
 
 
 def _check_model(node: Node, name: str) -> None:
     if name != node.model_id:
-        raise http_errors.NotFoundError(f"that model is not served here; expected {node.model_id}")
+        raise NotFoundError(f"that model is not served here; expected {node.model_id}")
 
 
 def _model(node: Node) -> dict[str, Any]:

@@ -31,15 +31,22 @@ class Capture:
     """Makes traces of finished requests and offers them. Thread-safe; `finished` never raises.
 
     `emitter` None means that capture could not be set up: everything is dropped and counted as
-    `unavailable`, and serving goes on.
+    `unavailable`, and serving goes on. `on_problem(kind, error)` hears why a trace could not be
+    built or offered.
     """
 
     def __init__(
-        self, emitter: Emitter | None, *, context_tokens: int, chat_template_hash: bytes
+        self,
+        emitter: Emitter | None,
+        *,
+        context_tokens: int,
+        chat_template_hash: bytes,
+        on_problem: Callable[[str, BaseException], None],
     ) -> None:
         self._emitter = emitter
         self._context_tokens = context_tokens
         self._template = chat_template_hash
+        self._on_problem = on_problem
         self._lock = threading.Lock()
         self._refused: Counter[str] = Counter()
         self._open = 0
@@ -97,6 +104,11 @@ class Capture:
         return 0 if self._emitter is None else self._emitter.acknowledged
 
     @property
+    def cut(self) -> int:
+        """How many sealed traces had branches or positions left out to fit into a record."""
+        return 0 if self._emitter is None else self._emitter.cut
+
+    @property
     def pending(self) -> int:
         """How many captured requests are neither acknowledged nor dropped yet."""
         if self._emitter is None:
@@ -121,12 +133,14 @@ class Capture:
             trace = to_trace(
                 finished, context_tokens=self._context_tokens, chat_template_hash=self._template
             )
-        except Exception:  # a trace that cannot be built costs that trace alone
+        except Exception as error:  # a trace that cannot be built costs that trace alone
+            self._on_problem("building a trace", error)
             self.refused("build_failed")
             return
         try:
             self._emitter.offer(trace, provenance)
-        except Exception:  # it promises not to raise; a request must not depend on that
+        except Exception as error:  # it promises not to raise; a request must not depend on that
+            self._on_problem("offering a trace", error)
             self.refused("emitter_failed")
             return
         with self._lock:

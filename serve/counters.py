@@ -1,31 +1,41 @@
 """Counters: the engine's running totals, added in its thread and read from any."""
 
 import threading
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """What is counted since start; the one list of counters.
+
+    `steps` are passes of the whole batch, `row_steps` their sum over requests. `tested` and
+    `accepted` count drafts compared with the target's token and found equal; `drafted` counts all
+    that were proposed. `capture_failed` counts requests whose distributions were given up,
+    `callback_failed` exceptions raised by the callers' functions,
+    `drafter_failed` drafters given up after a failing pass.
+    """
+
+    steps: int
+    row_steps: int
+    prompt_tokens: int
+    output_tokens: int
+    drafted: int
+    tested: int
+    accepted: int
+    finished: int
+    cancelled: int
+    failed: int
+    capture_failed: int
+    callback_failed: int
+    drafter_failed: int
 
 
 class Counters:
-    """Named totals that are read together. A misspelt name is a KeyError, not a new counter."""
+    """`Totals` that grow together. A misspelt name is a KeyError, not a new counter."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._totals = dict.fromkeys(
-            (
-                "steps",
-                "row_steps",
-                "prompt_tokens",
-                "output_tokens",
-                "drafted",
-                "tested",
-                "accepted",
-                "finished",
-                "cancelled",
-                "failed",
-                "capture_failed",
-                "callback_failed",
-                "drafter_failed",
-            ),
-            0,
-        )
+        self._totals = dict.fromkeys((field.name for field in fields(Totals)), 0)
 
     def add(self, **amounts: int) -> None:
         """Add to several totals at once."""

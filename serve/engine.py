@@ -13,8 +13,9 @@ from contextlib import suppress
 
 from transformers import PreTrainedModel
 
-from draftkeep.errors import BusyError, DraftkeepError, InputError, ModelError
+from draftkeep.errors import BusyError, DraftkeepError, ModelError
 from draftkeep.kernels.coupled import Verified, is_end
+from draftkeep.serve.admission import check
 from draftkeep.serve.counters import Counters
 from draftkeep.serve.drafting import DraftModel, LoadedDrafter
 from draftkeep.serve.inbox import Inbox, Waiting
@@ -38,10 +39,12 @@ class Engine:
     `max_context` bounds prompt and output together. `capture_k` is how many of the target's raw
     log-probabilities are kept for each position (0: none), with `capture_branches` also behind
     rejected drafts. `on_finish` is called in the engine's thread after a request's last tokens
-    were delivered; whatever it raises is counted and dropped.
+    were delivered; whatever it raises is counted and dropped. `on_problem(kind, error)` hears of
+    every failure that the engine survives, in the engine's thread; it must be quick, and what it
+    raises is ignored.
 
-    submit, cancel, end, swap and stats may be called from any thread; step, run and close belong
-    to one. Raises ModelError for a model it cannot serve.
+    submit, cancel, end, swap, wake and stats may be called from any thread; step, run and close
+    belong to one. Raises ModelError for a model it cannot serve.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Engine:
         speculation: Speculation,
         capture_k: int,
         on_finish: Callable[[Finished], None],
+        on_problem: Callable[[str, BaseException], None] = lambda kind, error: None,
         queue: int = 256,
         capture_branches: bool = False,
         packing: Packing = "measured",
@@ -63,8 +67,10 @@ class Engine:
         self._packing: Packing = packing
         self._clock = clock
         self._on_finish = on_finish
+        self._on_problem = on_problem
         self._target = ModelRunner(target, slots=slots, context=max_context, packing=packing)
         self._drafter: LoadedDrafter | None = None
+        self._drafter_lost = b""
         self._lookahead = LookaheadController(speculation)
         self._k = min(capture_k, self._target.vocab)
         self._branches = capture_branches
@@ -86,26 +92,7 @@ class Engine:
         Raises InputError for a prompt that is empty, too long or of foreign ids, for max_tokens
         below 1 and for an id in use; BusyError where the queue is full.
         """
-        prompt = request.prompt_ids
-        if not prompt:
-            raise InputError("the prompt is empty; send at least one token")
-        if len(prompt) >= self.max_context:
-            raise InputError(
-                f"the prompt has {len(prompt)} tokens but the context holds {self.max_context} "
-                "including the answer; shorten the prompt"
-            )
-        if min(prompt) < 0 or max(prompt) >= self.vocab:
-            raise InputError(
-                f"the prompt holds ids outside the model's {self.vocab}; use the model's tokenizer"
-            )
-        if request.max_tokens < 1:
-            raise InputError(
-                f"max_tokens is {request.max_tokens}, expected at least 1", param="max_tokens"
-            )
-        if any(not 0 <= token < self.vocab for token, _ in request.sampling.logit_bias):
-            raise InputError(
-                f"logit_bias names ids outside the model's {self.vocab}", param="logit_bias"
-            )
+        check(request, vocab=self.vocab, max_context=self.max_context)
         self._inbox.put(Waiting(request=request, submitted_s=self._clock()))
 
     def cancel(self, request_id: str) -> None:
@@ -127,17 +114,18 @@ class Engine:
 
         Raises ModelError where it does not fit; the drafter in use stays then.
         """
-        self._inbox.swap(
-            None
-            if drafter is None
-            else LoadedDrafter(
+        loaded = None
+        if drafter is not None:
+            loaded = LoadedDrafter(
                 drafter,
                 target_vocab=self.vocab,
                 slots=self.slots,
                 context=self.max_context,
                 packing=self._packing,
             )
-        )
+        # Before the swap is seen: the engine may lose this drafter at once.
+        self._drafter_lost = b""
+        self._inbox.swap(loaded)
 
     def set_speculation(self, speculation: Speculation) -> None:
         """Speculate otherwise from the next step on. No output depends on it."""
@@ -151,16 +139,24 @@ class Engine:
             running=len(self._rows),
             waiting=len(self._inbox),
             drafter=b"" if drafter is None else drafter.digest,
+            drafter_lost=self._drafter_lost,
             speculation=self._lookahead.state(),
             **self._counters.snapshot(),
         )
 
     def run(self, stop: threading.Event) -> None:
-        """Step until `stop` is set, sleeping while there is nothing to do; then close."""
+        """Step until `stop` is set, sleeping while there is nothing to do; then close.
+
+        An idle engine sees `stop` after half a second, or at once with `wake`.
+        """
         while not stop.is_set():
             if not self.step():
                 self._inbox.wait(_IDLE_WAIT_S)
         self.close()
+
+    def wake(self) -> None:
+        """End the sleep of an idle `run`, so that it looks at its `stop`."""
+        self._inbox.wake()
 
     def close(self) -> None:
         """Refuse new requests and fail those that wait or run with BusyError."""
@@ -200,8 +196,8 @@ class Engine:
         if drafter is not None and self._lookahead.speculation.mode == "auto":
             try:
                 self._measure(drafter.runner, (1,), self._lookahead.draft_cost.observe)
-            except RuntimeError:
-                self._lose_drafter()
+            except RuntimeError as error:
+                self._lose_drafter(drafter, error)
 
     def _measure(
         self,
@@ -277,7 +273,8 @@ class Engine:
         self._lookahead.target_cost.observe(len(rows), width, self._clock() - started)
         try:
             capture(logits_NV, rows, verdicts, k=self._k, branches=self._branches)
-        except Exception:
+        except Exception as error:
+            self._problem("capture", error)
             for row in rows:
                 self._counters.add(capture_failed=int(row.k > 0))
                 row.stop_capture()
@@ -286,6 +283,7 @@ class Engine:
             if isinstance(verdict, Verified):
                 self._emit(row, verdict)
             else:
+                self._problem("a request", verdict)
                 self._fail(row, verdict)
 
     def _draft(self, rows: list[Row]) -> None:
@@ -305,9 +303,9 @@ class Engine:
             return
         try:
             drafter.propose(rows, counts, self._timed)
-        except Exception:
+        except Exception as error:
             # The target does not depend on the drafter, so a broken one costs speed alone.
-            self._lose_drafter()
+            self._lose_drafter(drafter, error)
             for row in rows:
                 row.drafts = []
         self._counters.add(drafted=sum(len(row.drafts) for row in rows))
@@ -317,8 +315,10 @@ class Engine:
         work()
         self._lookahead.draft_cost.observe(batch, 1, self._clock() - started)
 
-    def _lose_drafter(self) -> None:
+    def _lose_drafter(self, drafter: LoadedDrafter, error: Exception) -> None:
         self._drafter = None
+        self._drafter_lost = drafter.digest
+        self._problem(f"drafter {drafter.digest.hex()[:12]}", error)
         self._counters.add(drafter_failed=1)
         self._lookahead.new_drafter()
 
@@ -340,8 +340,9 @@ class Engine:
             finish = Finish.LENGTH
         try:
             request.on_tokens(list(verdict.tokens), finish)
-        except Exception:
-            self._counters.add(callback_failed=1, cancelled=1)
+        except Exception as error:
+            self._callback_failed(error)
+            self._counters.add(cancelled=1)
             self._release(row)
             return
         length = self._inbox.end_of(request.request_id)
@@ -358,8 +359,8 @@ class Engine:
         self._counters.add(finished=1)
         try:
             self._on_finish(row.finished(finish, length=length, now_s=self._clock()))
-        except Exception:
-            self._counters.add(callback_failed=1)
+        except Exception as error:
+            self._callback_failed(error)
 
     def _release(self, row: Row) -> None:
         del self._rows[row.slot]
@@ -371,6 +372,7 @@ class Engine:
 
     def _fail_all(self, error: Exception) -> None:
         """A pass failed: no slot can be trusted, so every request in flight ends here."""
+        self._problem("a pass of the target", error)
         self._target.clear()
         told = ModelError(
             f"a pass of the target failed with {type(error).__name__}; the request was lost: "
@@ -384,5 +386,13 @@ class Engine:
         self._counters.add(failed=1)
         try:
             request.on_error(error)
-        except Exception:
-            self._counters.add(callback_failed=1)
+        except Exception as raised:
+            self._callback_failed(raised)
+
+    def _callback_failed(self, error: Exception) -> None:
+        self._counters.add(callback_failed=1)
+        self._problem("a callback", error)
+
+    def _problem(self, kind: str, error: BaseException) -> None:
+        with suppress(Exception):
+            self._on_problem(kind, error)

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable
 
 from draftkeep.errors import ConfigError, ModelError
@@ -9,17 +10,12 @@ from draftkeep.serve.drafting import DraftModel
 from draftkeep.serve.engine import Engine
 from draftkeep.store.drafter import load_drafter
 from draftkeep.store.models import TargetModel
-from draftkeep.store.registry import EVERYONE, Registry
+from draftkeep.store.registry import Registry
 
+# A passing lack of memory deserves another try; a drafter that always fails would cost a load and
+# the requests' caches at every poll.
+RELOADS = 3
 _log = logging.getLogger(__name__)
-
-
-def scope_of(tenants: tuple[str, ...]) -> str:
-    """Whose channel a node follows: its tenant's where it serves one, else everyone's.
-
-    A drafter that learned from one tenant must never draft for another.
-    """
-    return f"tenant:{tenants[0]}" if len(tenants) == 1 else EVERYONE
 
 
 class ChannelFollower:
@@ -27,8 +23,10 @@ class ChannelFollower:
 
     A drafter that does not verify is refused for good, by digest, and the running one stays. A
     channel that is cleared ends drafting at the next poll, and so does a running drafter that was
-    quarantined, whatever the channel says. While the registry cannot be read the running drafter
-    stays. `after_poll` runs in the same thread; what it raises is logged and dropped.
+    quarantined, whatever the channel says. A drafter that the engine lost to a failing pass is
+    loaded again at the next poll, `RELOADS` times in all, and then refused. While the registry
+    cannot be read the running drafter stays. `after_poll` runs in the same thread; what it raises
+    is logged and dropped.
     """
 
     def __init__(
@@ -52,6 +50,7 @@ class ChannelFollower:
         self._every_s = every_s
         self._after_poll = after_poll
         self._refused: set[bytes] = set()
+        self._losses: Counter[bytes] = Counter()
         self._stuck: bytes | None = None
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -72,6 +71,7 @@ class ChannelFollower:
     def poll(self) -> None:
         """Read the channel and swap if it moved. Never raises."""
         with self._lock:
+            self._notice_loss()
             try:
                 digest = self._registry.channel(self._scope, self._channel)
                 current = self.current
@@ -88,6 +88,28 @@ class ChannelFollower:
                 self._engine.swap(None)
                 self.current = None
                 _log.info("drafting with nothing")
+
+    def _notice_loss(self) -> None:
+        lost = self.current
+        if lost is None or self._engine.stats().drafter_lost != lost:
+            return
+        self.current = None
+        self._losses[lost] += 1
+        if self._losses[lost] > RELOADS:
+            self._refused.add(lost)
+            _log.error(
+                "drafter %s refused: its passes failed after every one of %d loads; point the "
+                "channel at another",
+                lost.hex()[:12],
+                RELOADS + 1,
+            )
+        else:
+            _log.warning(
+                "drafter %s was lost to a failing pass; loading it again, %d of %d",
+                lost.hex()[:12],
+                self._losses[lost],
+                RELOADS,
+            )
 
     def _take(self, digest: bytes) -> bool:
         """Load, verify and swap; False where this drafter cannot be used, or not yet."""

@@ -7,23 +7,18 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from draftkeep.errors import BusyError, DeniedError, DraftkeepError, InputError
+from draftkeep.errors import (
+    BusyError,
+    DeniedError,
+    DraftkeepError,
+    ForbiddenError,
+    InputError,
+    NotFoundError,
+    UnavailableError,
+)
 
 RETRY_AFTER_S = 1
 _log = logging.getLogger(__name__)
-
-
-class NotFoundError(DraftkeepError):
-    """The model asked for is not the one served (HTTP 404, param `model`)."""
-
-
-class ForbiddenError(DraftkeepError):
-    """An administrative route without the administrator's key (HTTP 403)."""
-
-
-class UnavailableError(DraftkeepError):
-    """The engine is not running (HTTP 503)."""
-
 
 _STATUS: tuple[tuple[type[DraftkeepError], int, str, str | None], ...] = (
     (InputError, 400, "invalid_request_error", None),

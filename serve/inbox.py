@@ -32,6 +32,7 @@ class Inbox:
         self._ends: dict[str, int] = {}
         self._swap: list[LoadedDrafter | None] = []
         self._closed = False
+        self._woken = False
 
     def put(self, waiting: Waiting) -> None:
         """Queue a request. BusyError where the queue is full, InputError for an id in use."""
@@ -107,12 +108,20 @@ class Inbox:
             left, self._queue = list(self._queue), deque()
             return left
 
+    def wake(self) -> None:
+        """End the present `wait`, or the next one where nobody waits."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
+
     def wait(self, timeout_s: float) -> None:
         """Sleep until something is asked, or the time is over."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._queue or self._cancelled or self._swap or self._closed, timeout_s
+                lambda: self._queue or self._cancelled or self._swap or self._closed or self._woken,
+                timeout_s,
             )
+            self._woken = False
 
     def __len__(self) -> int:
         return len(self._queue)

@@ -5,28 +5,30 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from draftkeep.config import Config
-from draftkeep.errors import DraftkeepError, InputError
+from draftkeep.errors import DraftkeepError, InputError, UnavailableError
 from draftkeep.policies.keyring import Keyring
 from draftkeep.policies.tenant import Tenants
 from draftkeep.serve.capture import Capture, DropReporter
 from draftkeep.serve.engine import Engine
-from draftkeep.serve.follow import ChannelFollower, scope_of
+from draftkeep.serve.follow import ChannelFollower
 from draftkeep.serve.groups import GroupCounts
-from draftkeep.serve.http_errors import UnavailableError
 from draftkeep.serve.lookahead import Speculation
 from draftkeep.serve.outbox import Outbox
+from draftkeep.serve.problems import ProblemLog
 from draftkeep.serve.request import Finished
+from draftkeep.serve.sealing import publish_periods
 from draftkeep.store.anchors import GATE, read_anchor
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.erasure import ErasureResult, erase_subject
 from draftkeep.store.models import TargetModel, load_target
-from draftkeep.store.registry import Registry
+from draftkeep.store.registry import Registry, scope_of
 
 DRAIN_TIMEOUT_S = 10.0
 # Readers refuse by the clock as well, so a deadline holds before its key is destroyed.
@@ -55,15 +57,20 @@ class Node:
         self.admin_key_sha256 = config.serve.admin_key_sha256
         self.started_s = clock()
         self.groups = GroupCounts()
-        self.engine = _engine(config, target, on_finish=self._finished)
+        self._problems = ProblemLog()
+        self.engine = _engine(
+            config, target, on_finish=self._finished, on_problem=self._problems.problem
+        )
         self.catalog = Catalog.open(config.state_dir / "catalog.db")
         self.registry = Registry(self.catalog, config.state_dir / "drafters")
         self._keyring = self._open_keyring()
+        self._publish_periods()
         self._outbox = self._build_outbox()
         self.capture = Capture(
             self._outbox.emitter if self._outbox is not None else None,
             context_tokens=config.capture.context_tokens,
             chat_template_hash=target.chat_template_hash,
+            on_problem=self._problems.problem,
         )
         self._drops = DropReporter(self.capture, self.catalog, node=config.serve.node, clock=clock)
         self._next_expiry_s = 0.0
@@ -71,7 +78,7 @@ class Node:
             self.engine,
             self.registry,
             target,
-            scope=scope_of(tuple(tenant.name for tenant in config.tenants)),
+            scope=scope_of([tenant.name for tenant in config.tenants]),
             channel=config.serve.channel,
             gate_public=lambda: read_anchor(config.state_dir, GATE),
             every_s=config.serve.follow_s,
@@ -100,6 +107,7 @@ class Node:
         """
         self.follower.close()
         self._stop.set()
+        self.engine.wake()
         if self._thread.is_alive():
             self._thread.join()
         if self._outbox is not None:
@@ -121,31 +129,18 @@ class Node:
 
     def stats(self) -> dict[str, Any]:
         """Counters since start, for the administrator."""
-        engine = self.engine.stats()
-        state = engine.speculation
+        engine = asdict(self.engine.stats())
         return {
             "target": self.target.target_fingerprint,
-            "drafter": engine.drafter or None,
-            "speculation": {
-                "mode": state.mode,
-                "lookahead": state.lookahead,
-                "acceptance": state.acceptance,
-                "est_speedup": state.est_speedup,
-                "reason": state.reason,
-            },
-            "engine": {
-                "running": engine.running,
-                "waiting": engine.waiting,
-                "steps": engine.steps,
-                "output_tokens": engine.output_tokens,
-                "cancelled": engine.cancelled,
-                "failed": engine.failed,
-            },
+            "drafter": engine.pop("drafter") or None,
+            "speculation": engine.pop("speculation"),
+            "engine": engine,
             "groups": self.groups.snapshot(),
             "capture": {
                 "acknowledged": self.capture.acknowledged,
                 "drops": self.capture.drops(),
                 "pending": self.capture.pending,
+                "cut": self.capture.cut,
             },
         }
 
@@ -214,12 +209,25 @@ class Node:
             _log.error("serving without a keyring, so without capture: %s", _reason(error))
             return None
 
+    def _publish_periods(self) -> None:
+        """A shorter ttl must reach readers that hold no key, with capture or without."""
+        if self._keyring is None:
+            return
+        try:
+            publish_periods(self.catalog, self._keyring)
+        except Exception as error:
+            _log.error("the catalog's deadlines are not up to date: %s", _reason(error))
+
     def _build_outbox(self) -> Outbox | None:
         if not self._config.capture.enabled or self._keyring is None:
             return None
         try:
             return Outbox.build(
-                self._config, keyring=self._keyring, catalog=self.catalog, clock=self.now_s
+                self._config,
+                keyring=self._keyring,
+                catalog=self.catalog,
+                clock=self.now_s,
+                on_drop=self._problems.drop,
             )
         except Exception as error:
             _log.error("serving without capture: %s", _reason(error))
@@ -227,7 +235,11 @@ class Node:
 
 
 def _engine(
-    config: Config, target: TargetModel, *, on_finish: Callable[[Finished], None]
+    config: Config,
+    target: TargetModel,
+    *,
+    on_finish: Callable[[Finished], None],
+    on_problem: Callable[[str, BaseException], None],
 ) -> Engine:
     return Engine(
         target.model,
@@ -238,6 +250,7 @@ def _engine(
         capture_k=config.capture.k,
         capture_branches=config.capture.rejected_branches,
         on_finish=on_finish,
+        on_problem=on_problem,
     )
 
 

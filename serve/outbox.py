@@ -25,9 +25,15 @@ class Outbox:
 
     @classmethod
     def build(
-        cls, config: Config, *, keyring: Keyring, catalog: Catalog, clock: Callable[[], float]
+        cls,
+        config: Config,
+        *,
+        keyring: Keyring,
+        catalog: Catalog,
+        clock: Callable[[], float],
+        on_drop: Callable[[str], None],
     ) -> "Outbox":
-        """Publish the issuer's key, enrol the node, open the log.
+        """Publish the issuer's key, enrol the node, open the log. `on_drop` is the emitter's.
 
         Raises what any of these raises; nothing is left open then.
         """
@@ -49,11 +55,13 @@ class Outbox:
             log,
             encode=lambda trace: encode_body(trace, table),
             queue_traces=config.capture.queue_traces,
-            on_drop=lambda reason: None,
+            on_drop=on_drop,
         )
         return cls(log, sealer, emitter)
 
     def close(self, timeout_s: float) -> None:
-        """Deliver what waits, drop what is left after `timeout_s`, and close the log."""
-        self.emitter.close(timeout_s)
-        self._log.close()
+        """Deliver what waits, drop what is left, and close the log, all within `timeout_s`."""
+        self.emitter.close(0.8 * timeout_s)
+        self._log.close(timeout_s=0.1 * timeout_s)
+        # An append that hung has failed by now, and its traces count as dropped.
+        self.emitter.close(0.1 * timeout_s)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from draftkeep.errors import DraftkeepError, ModelError
-from draftkeep.kernels.coupled import Verified, is_end, verify
+from draftkeep.errors import DraftkeepError
+from draftkeep.kernels.coupled import Verified, verify, verify_argmax
 from draftkeep.kernels.topk import TopKLse, topk_lse
 from draftkeep.serve.request import RejectedBranch
 from draftkeep.serve.row import Row
@@ -39,10 +39,11 @@ def judge(logits_NV: Tensor, rows: Sequence[Row]) -> list[Verified | DraftkeepEr
     at = 0
     for row in rows:
         width = len(row.drafts) + 1
+        sampling = row.request.sampling
         try:
-            if row.request.sampling.plain_argmax:
-                _finite(values_N[at : at + width])
-                verdicts.append(_greedy(best_N[at : at + width], row))
+            if sampling.plain_argmax:
+                best, values = best_N[at : at + width], values_N[at : at + width]
+                verdicts.append(verify_argmax(best, values, row.drafts, sampling))
             else:
                 verdicts.append(_sampled(logits_NV[at : at + width], row))
         except DraftkeepError as error:
@@ -91,28 +92,6 @@ def _argmax(logits_NV: Tensor, rows: Sequence[Row]) -> tuple[list[int], list[flo
     best_N = logits_NV.argmax(dim=-1)
     values_N = logits_NV.gather(1, best_N[:, None])[:, 0]
     return best_N.tolist(), values_N.tolist()
-
-
-def _finite(values: Sequence[float]) -> None:
-    if not all(abs(value) < float("inf") for value in values):
-        raise ModelError(
-            "the target's best logit is not a finite number; its weights or its arithmetic are "
-            "broken: verify the files or use a wider dtype"
-        )
-
-
-def _greedy(best: Sequence[int], row: Row) -> Verified:
-    """The coupled rule where the target's own token is the argmax of its raw logits."""
-    accepted = 0
-    for draft, own in zip(row.drafts, best, strict=False):
-        if draft != own:
-            tokens = (*row.drafts[:accepted], own)
-            return Verified(tokens=tokens, accepted=accepted, tested=accepted + 1)
-        accepted += 1
-        if is_end(own, row.request.sampling):
-            tokens = tuple(row.drafts[:accepted])
-            return Verified(tokens=tokens, accepted=accepted, tested=accepted)
-    return Verified(tokens=(*row.drafts, best[accepted]), accepted=accepted, tested=accepted)
 
 
 def _sampled(logits_WV: Tensor, row: Row) -> Verified:

@@ -2,7 +2,8 @@
 
 What it checks, in this order: the record's and header's format; whether the header's own deadline
 has passed; the node (enrolled, not revoked, allowed for the tenant) and its signature; the share
-id against the encapsulation; the header against the issuer's signed period record; tombstones.
+id against the encapsulation, and the body's length; the header against the issuer's signed period
+record; tombstones.
 """
 
 import hashlib
@@ -12,18 +13,15 @@ from enum import StrEnum
 
 from sqlalchemy.engine import Connection
 
+from draftkeep.config import MIN_PERIODS_PER_TTL
 from draftkeep.errors import EnvelopeError
 from draftkeep.ingest.header import Header, decode_header
 from draftkeep.ingest.log import LogRecord
-from draftkeep.ingest.record import TAG_BYTES, SealedTrace, decode_record, verify_signature
-from draftkeep.policies.names import ID_BYTES
+from draftkeep.ingest.record import SealedTrace, decode_record, misfit, verify_signature
 from draftkeep.policies.retention import effective_deadline
 from draftkeep.store.nodes import Node, load_nodes
 from draftkeep.store.periods import PublishedPeriod, load_periods
 from draftkeep.store.tombstones import Tombstones, load_tombstones
-
-# The configuration refuses a ttl of fewer periods, so a period is never longer than its share.
-_PERIODS_PER_TTL = 4
 
 
 class Refusal(StrEnum):
@@ -99,7 +97,8 @@ class Admission:
     """The facts one batch is judged by, read from the catalog in one snapshot.
 
     `trusted` are the periods whose record carries the issuer's signature. `period_s` is the
-    longest period in use; None bounds it by the ttl, which is at least four periods.
+    longest period in use; None bounds it by the ttl, which the configuration holds to
+    at least `MIN_PERIODS_PER_TTL` periods.
     """
 
     nodes: dict[str, Node]
@@ -156,11 +155,8 @@ class Admission:
             return Refusal.TENANT_NOT_ALLOWED
         if not verify_signature(sealed, node.public_key):
             return Refusal.BAD_SIGNATURE
-        if hashlib.sha256(sealed.encapsulation).digest()[:ID_BYTES] != header.share_id:
-            return Refusal.SHARE_MISMATCH
-        if len(sealed.ciphertext) - TAG_BYTES != header.body_bytes:
-            return Refusal.LENGTH_MISMATCH
-        return None
+        found = misfit(sealed, header)
+        return None if found is None else Refusal(found)
 
     def _period(self, header: Header) -> Refusal | None:
         published = self.periods.get(header.period_id)
@@ -174,7 +170,7 @@ class Admission:
         if header.expiry_s not in (published.issued_expiry_s, record.destroy_at_s):
             return Refusal.EXPIRY_MISMATCH
         ttl_s = published.issued_expiry_s - record.start_s
-        period_s = self.period_s or ttl_s // _PERIODS_PER_TTL
+        period_s = self.period_s or ttl_s // MIN_PERIODS_PER_TTL
         if not record.start_s <= header.created_s < record.start_s + period_s:
             return Refusal.CREATED_OUTSIDE_PERIOD
         if effective_deadline(header.expiry_s, record.destroy_at_s) <= self.now_s:

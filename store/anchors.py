@@ -8,8 +8,8 @@ guard the directory like the program itself.
 from pathlib import Path
 
 from draftkeep.errors import ConfigError
+from draftkeep.files import write_file
 from draftkeep.policies.signing import PUBLIC_BYTES
-from draftkeep.store.directories import write_file
 
 ISSUER = "issuer.pub"
 GATE = "gate.pub"

@@ -1,7 +1,7 @@
 """Compactor: log to shards, exactly once, without a key.
 
 One run reads a batch, judges it, writes its shards to disk, and then commits shard rows, trace ids,
-dead letters, gaps and the new log position in one catalog transaction. The position is compared
+dead letters, gaps and the new log offset in one catalog transaction. The offset is compared
 and set, so of two compactors on one log one wins and the other starts again. A crash anywhere
 leaves at worst files the catalog does not know, which the sweeper removes, and records the log
 still holds, which the next run reads again.
@@ -29,7 +29,7 @@ from draftkeep.store.admission import (
 from draftkeep.store.catalog import CHUNK, Catalog
 from draftkeep.store.dead_letters import add_dead_letters
 from draftkeep.store.drops import add_drops
-from draftkeep.store.position import Position, advance, locate, note_gaps
+from draftkeep.store.offsets import LogOffset, advance, locate, note_gaps
 from draftkeep.store.schema import trace_ids
 from draftkeep.store.shard import ShardFile, write_shard
 from draftkeep.store.shard_rows import add_shard, require_present
@@ -66,6 +66,9 @@ class Compactor:
     """Moves records from one log into shards.
 
     `issuer_public` verifies period records. `period_s` is the longest period in use, where known.
+    It bounds a trace's `created`, which nothing else rests on: expiry does not. Today's
+    configuration does not tell it, since a period shortened yesterday would refuse honest traces
+    sealed under the longer one; so the command leaves it None, and the ttl bounds it.
     `new_serial` draws the unique part of a shard's name. Not for several threads at once; several
     processes may each have one.
     """
@@ -99,12 +102,12 @@ class Compactor:
         Raises ConflictError when another compactor moved this log on meanwhile (start again), and
         StoreError when the log is not the one that was read before.
         """
-        position = locate(self._catalog, self._log)
-        records = self._log.read(position.start, self._limit_records, self._limit_bytes)
-        gaps, following = note_gaps(position, [record.offset for record in records])
+        offset = locate(self._catalog, self._log)
+        records = self._log.read(offset.start, self._limit_records, self._limit_bytes)
+        gaps, following = note_gaps(offset, [record.offset for record in records])
         candidates, unreadable = parse(records)
         if records or gaps:
-            plan, files = self._store(candidates, unreadable, position, gaps, following)
+            plan, files = self._store(candidates, unreadable, offset, gaps, following)
         else:
             plan, files = _Plan(stored=(), refused=(), duplicates=0), ()
         self._log.free(following)
@@ -140,7 +143,7 @@ class Compactor:
         self,
         candidates: list[Candidate],
         unreadable: list[Refused],
-        position: Position,
+        offset: LogOffset,
         gaps: list[tuple[int, int]],
         following: int,
     ) -> tuple[_Plan, tuple[ShardFile, ...]]:
@@ -151,8 +154,8 @@ class Compactor:
             files = self._write(plan.stored)
             try:
                 with self._catalog.begin() as connection:
-                    advance(connection, position, following, now_s, gaps)
-                    self._record(connection, plan, files, position, now_s)
+                    advance(connection, offset, following, now_s, gaps)
+                    self._record(connection, plan, files, offset, now_s)
             except sa.exc.IntegrityError:
                 _discard(files)
                 continue
@@ -213,7 +216,7 @@ class Compactor:
         connection: Connection,
         plan: _Plan,
         files: list[tuple[ShardFile, list[Candidate]]],
-        position: Position,
+        offset: LogOffset,
         now_s: float,
     ) -> None:
         for file, items in files:
@@ -221,7 +224,7 @@ class Compactor:
             shard_id = add_shard(connection, file, now_s)
             connection.execute(sa.insert(trace_ids), [_trace_row(item, shard_id) for item in items])
         dead = [item for item in plan.refused if item.reason not in COUNTED_ONLY]
-        add_dead_letters(connection, dead, identity=position.identity, now_s=now_s)
+        add_dead_letters(connection, dead, identity=offset.identity, now_s=now_s)
         counted = Counter(str(item.reason) for item in plan.refused if item.reason in COUNTED_ONLY)
         add_drops(connection, "compactor", counted, now_s)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import safetensors.torch
 
 from draftkeep.errors import ModelError
-from draftkeep.store.directories import new_directory
+from draftkeep.files import new_directory
 from draftkeep.store.drafter import Drafter
 from draftkeep.store.drafter_files import CONFIG_FILE, TOKENIZER_FILES, WEIGHTS_FILE
 

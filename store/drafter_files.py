@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from draftkeep.errors import ModelError
+from draftkeep.files import new_directory, write_file
 from draftkeep.policies.signing import verify
-from draftkeep.store.directories import new_directory, write_file
 from draftkeep.store.manifest import (
     MANIFEST_FILE,
     SIGNATURE_FILE,

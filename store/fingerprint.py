@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from draftkeep.errors import ModelError
-from draftkeep.store.directories import write_file
+from draftkeep.files import write_file
 
 _CHUNK_BYTES = 1 << 22
 _MAX_HEADER_BYTES = 100_000_000

@@ -91,6 +91,25 @@ def is_contaminated(catalog: Catalog, job_id: str) -> bool:
         return bool(connection.scalar(sa.select(jobs.c.contaminated).where(jobs.c.id == job_id)))
 
 
+def running_jobs(catalog: Catalog, scope: str) -> list[str]:
+    """The ids of a scope's jobs that have not ended, stopped ones included."""
+    with catalog.read() as connection:
+        return list(
+            connection.scalars(
+                sa.select(jobs.c.id).where(jobs.c.state == "running", jobs.c.scope == scope)
+            )
+        )
+
+
+def is_resumable(catalog: Catalog, job_id: str) -> bool:
+    """Whether the job is known, has not ended, and learned from nothing that was erased."""
+    with catalog.read() as connection:
+        row = connection.execute(
+            sa.select(jobs.c.state, jobs.c.contaminated).where(jobs.c.id == job_id)
+        ).one_or_none()
+    return row is not None and row.state == "running" and not row.contaminated
+
+
 def end_job(
     catalog: Catalog,
     job_id: str,

@@ -72,6 +72,24 @@ def iter_sealed(
             break
 
 
+def count_left_out(catalog: Catalog, *, tenant: str, target: bytes, now_s: float) -> dict[str, int]:
+    """How many of the tenant's stored traces `iter_sealed` leaves out for a target, by reason."""
+    rows = trace_ids.join(shards, trace_ids.c.shard == shards.c.id)
+    stored = sa.select(sa.func.count()).select_from(rows).where(trace_ids.c.tenant == tenant)
+    live = shards.c.bucket_s > int(now_s)
+    conditions = {
+        "expired": ~live,
+        "erased": live & erased_traces(),
+        "wrong_target": live & ~erased_traces() & (shards.c.target != target),
+    }
+    with catalog.read() as connection:
+        counts = {
+            reason: int(connection.scalar(stored.where(condition)) or 0)
+            for reason, condition in conditions.items()
+        }
+    return {reason: count for reason, count in counts.items() if count}
+
+
 def _pending(
     catalog: Catalog, target: bytes | None, not_after_s: float, finished: set[int]
 ) -> list[ShardRow]:

@@ -1,6 +1,6 @@
 """Registry: which drafters exist, which may serve, and which one each channel points at."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -18,6 +18,19 @@ from draftkeep.store.manifest import MANIFEST_FILE, decode_manifest
 from draftkeep.store.schema import channels, drafters, jobs, lineage
 
 EVERYONE = "everyone"
+
+
+def tenant_scope(name: str) -> str:
+    """The scope of what learned from this tenant and serves it alone."""
+    return f"tenant:{name}"
+
+
+def scope_of(tenants: Sequence[str]) -> str:
+    """The scope that serves these tenants: a single one's own, else everyone's.
+
+    A drafter that learned from one tenant must never draft for another.
+    """
+    return tenant_scope(tenants[0]) if len(tenants) == 1 else EVERYONE
 
 
 class Unchecked(Enum):

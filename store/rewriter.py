@@ -12,11 +12,12 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from draftkeep import files
 from draftkeep.errors import ConflictError
 from draftkeep.ingest.header import Header
 from draftkeep.store.catalog import CHUNK, Catalog
 from draftkeep.store.schema import periods, shards, trace_ids
-from draftkeep.store.shard import ShardFile, read_shard, sync_directory, write_shard
+from draftkeep.store.shard import ShardFile, read_shard, write_shard
 from draftkeep.store.shard_rows import (
     ShardRow,
     add_shard,
@@ -123,7 +124,7 @@ def _replace(
         raise
     for shard in inputs:
         (directory / shard.name).unlink(missing_ok=True)
-    sync_directory(directory)
+    files.sync(directory)
     return RewriteReport(
         replaced=len(inputs),
         written=0 if file is None else 1,

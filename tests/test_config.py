@@ -64,6 +64,7 @@ OVERRIDES = {
     "distill.layers": "1",
     "distill.vocab": "512",
     "distill.seconds": "5.5",
+    "distill.steps": "90",
     "distill.batch_traces": "4",
     "distill.learning_rate": "0.01",
     "distill.min_traces": "2",

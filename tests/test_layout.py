@@ -7,23 +7,24 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("policies", "kernels", "ingest", "store", "distill", "serve")
-# What each room may import besides itself. errors and config are everybody's.
+# What each room may import besides itself. errors, files and config are everybody's.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
-    "config": {"errors"},
-    "policies": {"errors", "config"},
-    "kernels": {"errors", "config"},
-    "ingest": {"errors", "config", "policies", "kernels"},
-    "store": {"errors", "config", "policies", "kernels", "ingest"},
-    "distill": {"errors", "config", "policies", "kernels", "ingest", "store"},
-    "serve": {"errors", "config", "policies", "kernels", "ingest", "store"},
-    "cli": {"errors", "config", "policies", "kernels", "ingest", "store", "distill", "serve"},
+    "files": {"errors"},
+    "config": {"errors", "files"},
+    "policies": {"errors", "files", "config"},
+    "kernels": {"errors", "files", "config"},
 }
+MAY_IMPORT["ingest"] = MAY_IMPORT["policies"] | {"policies", "kernels"}
+MAY_IMPORT["store"] = MAY_IMPORT["ingest"] | {"ingest"}
+MAY_IMPORT["distill"] = MAY_IMPORT["store"] | {"store"}
+MAY_IMPORT["serve"] = MAY_IMPORT["store"] | {"store"}
+MAY_IMPORT["cli"] = MAY_IMPORT["store"] | {"store", "distill", "serve"}
 
 
 def modules() -> list[tuple[str, Path]]:
     """(room, file) for every module of the package."""
-    found = [("errors", ROOT / "draftkeep/errors.py"), ("config", ROOT / "draftkeep/config.py")]
+    found = [(name, ROOT / f"draftkeep/{name}.py") for name in ("errors", "files", "config")]
     found += [(room, path) for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
     found += [("cli", path) for path in sorted((ROOT / "draftkeep/cli").rglob("*.py"))]
     return found

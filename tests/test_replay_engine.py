@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftkeep.distill.evaluate import walk_of
-from draftkeep.distill.replay import replay
+from draftkeep.distill.replay import Replayed, replay
 from draftkeep.ingest.trace import Finish, How, TopK, Trace
 from draftkeep.kernels.measures import Walk
 from draftkeep.kernels.noise import gumbel
@@ -140,9 +140,14 @@ def _trace(done: Finished) -> Trace:
     )
 
 
-def _near_tie(drafter: Drafter, trace: Trace, index: int, drafts: tuple[int, int]) -> bool:
-    """Whether these two proposals at a position are equally good up to rounding."""
-    ids = [*trace.prompt_ids_P.tolist(), *trace.output_ids_T[:index].tolist()]
+def _near_tie(
+    drafter: Drafter, trace: Trace, index: int, drafts: tuple[int, int], start: int = 0
+) -> bool:
+    """Whether these two proposals at a position are equally good up to rounding.
+
+    `start` is where the drafter's own context begins.
+    """
+    ids = [*trace.prompt_ids_P.tolist(), *trace.output_ids_T[:index].tolist()][start:]
     logits_V = np.full(VOCAB, -np.inf, np.float32)
     with torch.inference_mode():
         logits_V[drafter.vocab_ids.numpy()] = drafter.model(torch.tensor([ids])).logits[0, -1]
@@ -166,26 +171,30 @@ class _Tally:
     near: int = 0
 
 
+def _hold(
+    drafter: Drafter, trace: Trace, found: Replayed, index: int, tally: _Tally, start: int = 0
+) -> bool:
+    """Holds one position against the engine; False where it is a near-tie."""
+    if trace.how_T[index] not in (How.ACCEPTED, How.CORRECTED):
+        return True
+    accepted = trace.how_T[index] == How.ACCEPTED
+    drafted = int((trace.output_ids_T if accepted else trace.rejected_T)[index])
+    replayed = int(found.draft_T[index])
+    if drafted != replayed and _near_tie(drafter, trace, index, (drafted, replayed), start):
+        tally.near += 1
+        return False
+    assert replayed == drafted
+    assert found.agree_T[index] == accepted
+    tally.compared += 1
+    return True
+
+
 def _compare(drafter: Drafter, done: Finished, tally: _Tally) -> bool:
     """Holds replay against the engine position by position; False where a near-tie was met."""
     trace = _trace(done)
     (found,) = replay(drafter, [trace], context=CONTEXT)
     assert found.proposed_T.all()
-    clean = True
-    for index in range(trace.positions):
-        if trace.how_T[index] not in (How.ACCEPTED, How.CORRECTED):
-            continue
-        own = int(trace.output_ids_T[index])
-        drafted = own if trace.how_T[index] == How.ACCEPTED else int(trace.rejected_T[index])
-        replayed = int(found.draft_T[index])
-        if drafted != replayed and _near_tie(drafter, trace, index, (drafted, replayed)):
-            tally.near += 1
-            clean = False
-            continue
-        assert replayed == drafted
-        assert found.agree_T[index] == (trace.how_T[index] == How.ACCEPTED)
-        tally.compared += 1
-    return clean
+    return all([_hold(drafter, trace, found, i, tally) for i in range(trace.positions)])
 
 
 @pytest.mark.parametrize("lookahead", [1, 3, 5])
@@ -261,10 +270,7 @@ def test_a_swap_in_the_middle_is_replayed_drafter_by_drafter() -> None:
                 kinds[name], [trace], context=CONTEXT, context_start=use.context_start
             )
             for index in range(position, position + use.positions):
-                if trace.how_T[index] in (How.ACCEPTED, How.CORRECTED):
-                    agreed = trace.how_T[index] == How.ACCEPTED
-                    tally.near += int(found.agree_T[index] != agreed)
-                    tally.compared += 1
+                _hold(kinds[name], trace, found, index, tally, use.context_start)
             position += use.positions
         assert position == trace.positions
     assert tally.compared > 40

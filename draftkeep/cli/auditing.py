@@ -7,18 +7,29 @@ from rich.console import Console
 from rich.table import Table
 
 from draftkeep.config import Config
+from draftkeep.errors import ConfigError
 from draftkeep.store.audit import AuditResult, AuditSession
 from draftkeep.store.catalog import Catalog
 
 
 def ask(config: Config, sql: str) -> AuditResult:
     """Run one SELECT over the audit views of a configuration's state directory."""
-    catalog = Catalog.open(config.state_dir / "catalog.db")
+    catalog = open_existing(config)
     try:
         with AuditSession(catalog, config.state_dir / "shards", now_s=time.time()) as session:
             return session.query(sql)
     finally:
         catalog.close()
+
+
+def open_existing(config: Config) -> Catalog:
+    """The catalog, for commands that only look: a mistyped path must not make an empty one."""
+    path = config.state_dir / "catalog.db"
+    if not path.exists():
+        raise ConfigError(
+            f"no catalog in {config.state_dir}; check state_dir, or start the service"
+        )
+    return Catalog.open(path)
 
 
 def print_result(result: AuditResult, console: Console) -> None:

@@ -1,6 +1,6 @@
 """The commands. Each reads one configuration, calls one room and prints what came of it.
 
-Rooms are imported inside the commands: `draftkeep audit` must not wait for torch.
+What needs torch is imported inside the commands: `draftkeep audit` must not wait for it.
 """
 
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from draftkeep.cli.demo import demo
+from draftkeep.cli.demo.run import demo
 from draftkeep.cli.doctor import doctor
 from draftkeep.config import Config, load_config
 from draftkeep.errors import ConfigError, InputError
@@ -23,9 +23,6 @@ app = typer.Typer(
 )
 drafters_app = typer.Typer(help="List drafters, or make the cold one.", no_args_is_help=True)
 app.add_typer(drafters_app, name="drafters")
-app.command()(demo)
-app.command()(doctor)
-
 ConfigOption = Annotated[
     Path | None,
     typer.Option("--config", "-c", envvar="DRAFTKEEP_CONFIG", help="Configuration file (TOML)."),
@@ -45,7 +42,7 @@ def serve(config: ConfigOption = None) -> None:
 def compact(
     config: ConfigOption = None,
     every_s: Annotated[
-        float | None, typer.Option("--every", help="Repeat every so many seconds.")
+        float | None, typer.Option("--every", min=0.1, help="Repeat every so many seconds.")
     ] = None,
 ) -> None:
     """Move sealed traces from the log into shards, rewrite erased rows, sweep. Holds no key."""
@@ -92,7 +89,10 @@ def erase(
     config: ConfigOption = None,
     tenant: TenantOption = None,
 ) -> None:
-    """Erase a subject: tombstones and quarantine, then keys. Bytes go at the next compaction."""
+    """Erase a subject: tombstones and quarantine, then keys. Bytes go at the next compaction.
+
+    While a serving node runs, use its POST /admin/erase, which also refuses what it still holds.
+    """
     from draftkeep.cli.erasing import erase_and_report
 
     settings = load_config(config)
@@ -109,13 +109,11 @@ def drafters_list(config: ConfigOption = None) -> None:
 
 
 @drafters_app.command("cold")
-def drafters_cold(config: ConfigOption = None, tenant: TenantOption = None) -> None:
-    """Make the cold drafter from the target's own first layers and put it on `stable`."""
+def drafters_cold(config: ConfigOption = None) -> None:
+    """Make the cold drafter from the target's own first layers; fill empty channels with it."""
     from draftkeep.cli.drafters import publish_cold
 
-    settings = load_config(config)
-    digest = publish_cold(settings, tenant=only_tenant(settings, tenant))
-    Console().print(digest.hex(), highlight=False)
+    Console().print(publish_cold(load_config(config)).hex(), highlight=False)
 
 
 def only_tenant(config: Config, name: str | None) -> str:
@@ -127,3 +125,7 @@ def only_tenant(config: Config, name: str | None) -> str:
         given = "no tenant given" if name is None else "that tenant is not configured"
         raise ConfigError(f"{given}; configured: {', '.join(names) or 'none'}; use --tenant")
     return name
+
+
+app.command()(doctor)
+app.command()(demo)

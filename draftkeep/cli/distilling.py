@@ -9,9 +9,7 @@ from draftkeep.config import Config
 from draftkeep.distill.job import run_job
 from draftkeep.distill.progress import JobProgress
 from draftkeep.distill.result import JobResult
-from draftkeep.policies.signing import SigningKey
-from draftkeep.store.anchors import GATE, publish_anchor
-from draftkeep.store.directories import write_file
+from draftkeep.files import write_file
 
 STAGES = {
     "select": "opening traces",
@@ -24,8 +22,6 @@ STAGES = {
 def distill_with_progress(config: Config, *, tenant: str) -> JobResult:
     """Run or resume the tenant's job. What it decided is printed, whatever it was."""
     console = Console()
-    gate = SigningKey.load_or_create(config.keys_path / "gate.key")
-    publish_anchor(config.state_dir, GATE, gate.public)
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -60,7 +60,8 @@ def examine(config: Config) -> list[Finding]:
         try:
             findings.append(check(config))
         except DraftkeepError as error:
-            findings.append(Finding(check=name, status="fail", detail=str(error)))
+            what, _, remedy = str(error).partition("; ")
+            findings.append(Finding(check=name, status="fail", detail=what, remedy=remedy))
         except OSError as error:
             findings.append(
                 Finding(
@@ -115,57 +116,52 @@ def _drafter(config: Config) -> Finding:
     from draftkeep.store.catalog import Catalog
     from draftkeep.store.drafter import load_drafter
     from draftkeep.store.models import load_target
-    from draftkeep.store.registry import Registry
+    from draftkeep.store.registry import Registry, scope_of
 
-    if not config.tenants or not (config.state_dir / "catalog.db").exists():
-        return Finding(
-            check="drafter",
-            status="warn",
-            detail="none yet; the service runs without speculation",
-            remedy="draftkeep drafters cold",
-        )
+    nothing = Finding(
+        check="drafter",
+        status="warn",
+        detail=f"channel {config.serve.channel} is empty; the service runs without speculation",
+        remedy="draftkeep drafters cold",
+    )
+    if not (config.state_dir / "catalog.db").exists():
+        return nothing
     target = load_target(config.model.target)
+    scope = scope_of(tuple(tenant.name for tenant in config.tenants))
     catalog = Catalog.open(config.state_dir / "catalog.db")
     try:
         registry = Registry(catalog, config.state_dir / "drafters")
-        found = []
-        for tenant in config.tenants:
-            digest = registry.channel(f"tenant:{tenant.name}", config.serve.channel)
-            if digest is not None:
-                load_drafter(
-                    registry.path(digest),
-                    gate_public=read_anchor(config.state_dir, GATE),
-                    expect_tokenizer=target.tokenizer_fingerprint,
-                    expect_vocab=target.vocab,
-                )
-                found.append(f"{tenant.name} {digest.hex()[:12]}")
+        digest = registry.channel(scope, config.serve.channel)
+        if digest is None:
+            return nothing
+        drafter = load_drafter(
+            registry.path(digest),
+            gate_public=read_anchor(config.state_dir, GATE),
+            expect_tokenizer=target.tokenizer_fingerprint,
+            expect_vocab=target.vocab,
+        )
     finally:
         catalog.close()
-    if not found:
+    if drafter.manifest.target != target.target_fingerprint.hex():
         return Finding(
             check="drafter",
-            status="warn",
-            detail=f"channel {config.serve.channel} is empty; the service runs without speculation",
-            remedy="draftkeep drafters cold",
+            status="fail",
+            detail=f"{digest.hex()[:12]} was made for another target model",
+            remedy="serve that target again, or start over in a fresh state_dir",
         )
-    return Finding(check="drafter", status="ok", detail=", ".join(found))
+    return Finding(check="drafter", status="ok", detail=f"{scope} drafts with {digest.hex()[:12]}")
 
 
 def _keys(config: Config) -> Finding:
-    from draftkeep.policies.keyring import Keyring
+    from draftkeep.policies.keyring import JobKeys
 
     path = config.keys_path
-    if not path.exists():
+    if not (path / "keyring.db").exists() and not any(path.glob("*.kek")):
         return Finding(
-            check="keys",
-            status="warn",
-            detail=f"{path} does not exist; it is made at the first start",
+            check="keys", status="ok", detail=f"none in {path} yet; made at the first start"
         )
-    keyring = Keyring.open(path, retention=config.retention, clock=time.time)
-    try:
-        periods = len(keyring.periods())
-    finally:
-        keyring.close()
+    # A job's view: it reads every secret file and changes nothing.
+    JobKeys.open(path, clock=time.time).close()
     loose = [
         file.name for file in path.iterdir() if file.suffix in (".kek", ".key") and _loose(file)
     ]
@@ -180,10 +176,10 @@ def _keys(config: Config) -> Finding:
         return Finding(
             check="keys",
             status="warn",
-            detail=f"{periods} living periods; keys and data lie on one file system",
+            detail="keys and data lie on one file system",
             remedy="set keys_dir to a file system that is not in the data's backups",
         )
-    return Finding(check="keys", status="ok", detail=f"{periods} living periods")
+    return Finding(check="keys", status="ok", detail="readable, and of one keyring")
 
 
 def _log(config: Config) -> Finding:

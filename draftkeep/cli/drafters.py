@@ -4,17 +4,18 @@ import time
 
 from rich.table import Table
 
+from draftkeep.cli.auditing import open_existing
 from draftkeep.config import Config
 from draftkeep.policies.signing import SigningKey
 from draftkeep.store.anchors import GATE, publish_anchor
 from draftkeep.store.catalog import Catalog
-from draftkeep.store.registry import Registry
+from draftkeep.store.registry import EVERYONE, Registry, scope_of, tenant_scope
 
 
 def list_table(config: Config) -> Table:
     """One row a drafter, newest first."""
     table = Table("drafter", "scope", "status", "signed", "parent", "created", "measures")
-    catalog = Catalog.open(config.state_dir / "catalog.db")
+    catalog = open_existing(config)
     try:
         for row in Registry(catalog, config.state_dir / "drafters").list():
             table.add_row(
@@ -31,29 +32,31 @@ def list_table(config: Config) -> Table:
     return table
 
 
-def publish_cold(config: Config, *, tenant: str) -> bytes:
-    """Make the floor: the target's own first layers, untrained, on the tenant's channel.
+def publish_cold(config: Config) -> bytes:
+    """Make the floor: the target's own first layers, untrained. Returns its digest.
 
-    It has learned from nobody, so it needs no proof before it serves, and every later drafter of
-    the scope can fall back to it. Returns its digest. Repeating it changes nothing.
+    It has learned from nobody, so it may serve everybody and needs no proof; every later drafter
+    can fall back to it. It is put on the node's channel and on each tenant's, where they are
+    empty. Repeating it changes nothing.
     """
     from draftkeep.store.drafter import cold_drafter, save_drafter
     from draftkeep.store.models import load_target
 
     target = load_target(config.model.target)
     drafter = cold_drafter(target, layers=config.distill.layers, vocab=config.distill.vocab)
-    scope = f"tenant:{tenant}"
+    tenants = tuple(tenant.name for tenant in config.tenants)
+    gate = SigningKey.load_or_create(config.keys_path / "gate.key")
+    publish_anchor(config.state_dir, GATE, gate.public)
     catalog = Catalog.open(config.state_dir / "catalog.db")
     registry = Registry(catalog, config.state_dir / "drafters")
     try:
         # A fixed creation time: the same target and configuration give the same drafter.
         digest = save_drafter(drafter, config.state_dir / "drafters", created_s=0)
-        registry.register(digest, scope=scope, inputs=(), at_s=time.time())
-        gate = SigningKey.load_or_create(config.keys_path / "gate.key")
-        publish_anchor(config.state_dir, GATE, gate.public)
+        registry.register(digest, scope=EVERYONE, inputs=(), at_s=time.time())
         registry.admit(digest, gate.sign)
-        if registry.channel(scope, config.serve.channel) is None:
-            registry.set_channel(scope, config.serve.channel, digest, at_s=time.time())
+        for scope in {scope_of(tenants), *map(tenant_scope, tenants)}:
+            if registry.channel(scope, config.serve.channel) is None:
+                registry.set_channel(scope, config.serve.channel, digest, at_s=time.time())
     finally:
         catalog.close()
     return digest

@@ -10,8 +10,10 @@ from typer.testing import CliRunner
 
 from draftkeep.cli.commands import app, only_tenant
 from draftkeep.cli.doctor import examine
+from draftkeep.cli.drafters import publish_cold
 from draftkeep.config import Config, load_config
 from draftkeep.errors import ConfigError
+from draftkeep.store.catalog import Catalog
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "cli.txt"
 COMMANDS = (
@@ -115,6 +117,40 @@ def test_doctor_names_what_is_wrong_and_the_remedy(config: Config, tmp_path: Pat
     assert "no target named" in findings["model"].detail
     assert findings["keys"].status == "fail"
     assert findings["catalog"].status == "fail"
+
+
+def test_doctor_checks_the_drafter_that_would_serve(config: Config) -> None:
+    digest = publish_cold(config)
+    assert publish_cold(config) == digest
+    finding = next(item for item in examine(config) if item.check == "drafter")
+    assert finding.status == "ok"
+    assert digest.hex()[:12] in finding.detail
+    weights = config.state_dir / "drafters" / digest.hex() / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"!")
+    finding = next(item for item in examine(config) if item.check == "drafter")
+    assert finding.status == "fail"
+
+
+def test_a_command_that_looks_makes_nothing(config: Config, tmp_path: Path) -> None:
+    result = run("audit", "SELECT 1", "--config", "config.toml", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "check state_dir" in result.stderr
+    assert not config.state_dir.exists()
+
+
+def test_a_path_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "bad.toml").write_text('state_dir = "file/state"\n')
+    result = run("compact", "--config", "bad.toml", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+
+
+def test_erasing_somebody_nobody_has_seen_says_so(config: Config, tmp_path: Path) -> None:
+    Catalog.open(config.state_dir / "catalog.db").close()
+    result = run("erase", "--subject", "nobody", "--config", "config.toml", cwd=tmp_path)
+    assert result.returncode == 0
+    assert '"keys_destroyed": 0' in result.stdout
 
 
 def test_doctor_refuses_a_context_the_model_does_not_have(config: Config) -> None:

@@ -38,7 +38,10 @@ def _interrupt_in(state_dir: Path, journal: str) -> None:
         time.sleep(0.1)
     assert process.poll() is None, "the demo ended before it could be interrupted"
     os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(60) != 0
+    assert process.wait(60) == 130
+    live = json.loads((state_dir / "demo" / "round-1-live.json").read_text())
+    answered = sum(counts["requests"] for counts in live.values())
+    assert answered == len(path.read_text().splitlines())
 
 
 def _report(finished: tuple[Path, str]) -> dict[str, object]:
@@ -100,6 +103,14 @@ def test_a_finished_demo_is_shown_again_at_once(finished: tuple[Path, str]) -> N
         [*DEMO, str(finished[0])], capture_output=True, text=True, timeout=60, check=True
     )
     assert "already finished" in again.stdout
+
+
+def test_another_model_is_refused_in_a_used_directory(finished: tuple[Path, str]) -> None:
+    other = [*DEMO, str(finished[0]), "--model", "smollm2"]
+    refused = subprocess.run(other, capture_output=True, text=True, timeout=60, check=False)
+    assert refused.returncode == 2
+    assert "--fresh" in refused.stderr
+    assert _report(finished)["model"] == "tiny"
 
 
 def test_fresh_refuses_a_directory_it_did_not_make(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from collections import Counter
 
-from draftkeep.cli.workload import DOMAINS, generate
+from draftkeep.cli.demo.setup import profile_for
+from draftkeep.cli.demo.stages import ROUND_ONE_SEED
+from draftkeep.cli.demo.workload import DOMAINS, generate
 
 
 def test_the_same_seed_gives_the_same_requests() -> None:
@@ -11,7 +13,9 @@ def test_the_same_seed_gives_the_same_requests() -> None:
 
 
 def test_enough_people_ask_even_when_a_round_is_cut_short() -> None:
-    items = generate(requests=480, seed=1)[:300]
+    profile = profile_for("smollm2")
+    items = generate(requests=profile.round_one_requests, seed=ROUND_ONE_SEED)
+    items = items[: profile.round_one_least]
     people = {d.name: {i.subject for i in items if i.domain == d.name} for d in DOMAINS}
     assert len(people["sql"]) == 120
     assert len(people["arithmetic"]) == 40

@@ -69,7 +69,10 @@ def serve(job: Job, draw: random.Random, target: TargetModel, drafter: DraftMode
     """The real engine under steady traffic, with capture; every slot is always in use."""
     catalog = Catalog.open(job.state_dir / "catalog.db")
     capture = Capture(
-        _emitter(job, catalog), context_tokens=64, chat_template_hash=target.chat_template_hash
+        _emitter(job, catalog),
+        context_tokens=64,
+        chat_template_hash=target.chat_template_hash,
+        on_problem=lambda _kind, error: traceback.print_exception(error),
     )
     engine = Engine(
         target.model,
@@ -146,7 +149,7 @@ def _complain(reason: str) -> None:
 
 
 def compact(job: Job, draw: random.Random) -> None:
-    """The real compactor, merging and sweeping now and then, without any key."""
+    """The real compactor, merging, rewriting and sweeping now and then, without any key."""
     _forbid(job.keys_dir)
     log = _await_log(job.log_dir)
     catalog = Catalog.open(job.state_dir / "catalog.db")
@@ -163,6 +166,8 @@ def compact(job: Job, draw: random.Random) -> None:
         report = compactor.run_once()
         if draw.random() < 0.1:
             compactor.merge(2**20)
+        if draw.random() < 0.1:
+            compactor.rewrite_erased()
         if draw.random() < 0.05:
             sweeper.run_once()
         if report.read == 0:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -185,10 +185,16 @@ def site(tmp_path: Path) -> Iterator[Site]:
     site.close()
 
 
-def kill_at_random(server: ForkServer, witness: Witness, draw: random.Random) -> Counter[str]:
-    """Keep one server and one compactor running and kill either, over and over."""
+def kill_at_random(
+    server: ForkServer, witness: Witness, draw: random.Random, stored: Callable[[], int]
+) -> tuple[Counter[str], int]:
+    """Keep one server and one compactor running and kill either, over and over.
+
+    The kills by kind, and the most that `stored` said at any of them.
+    """
     running = {kind: server.start(kind) for kind in KINDS}
     killed: Counter[str] = Counter()
+    most = 0
     for number in range(KILLS):
         kind = KINDS[number % 2]
         if kind == "serve":
@@ -197,11 +203,12 @@ def kill_at_random(server: ForkServer, witness: Witness, draw: random.Random) ->
         time.sleep(draw.random() * draw.choice([0.01, 0.3]))
         assert server.kill(running[kind]) == {"signal": signal.SIGKILL}, kind
         killed[kind] += 1
+        most = max(most, stored())
         running[kind] = server.start(kind)
     for kind, pid in running.items():
         assert server.kill(pid) == {"signal": signal.SIGKILL}, kind
         killed[kind] += 1
-    return killed
+    return killed, most
 
 
 def test_no_acknowledged_trace_is_lost_or_doubled(site: Site, tmp_path: Path) -> None:
@@ -209,13 +216,16 @@ def test_no_acknowledged_trace_is_lost_or_doubled(site: Site, tmp_path: Path) ->
     errors = tmp_path / "stderr.txt"
     server = ForkServer(site, witness, errors)
     try:
-        killed = kill_at_random(server, witness, random.Random(2026))
+        killed, most_stored = kill_at_random(
+            server, witness, random.Random(2026), lambda: len(site.rows(shards))
+        )
     finally:
         server.close()
         acknowledged = witness.close()
         print(errors.read_text())
     assert sum(killed.values()) >= 30
     assert len(acknowledged) > KILLS
+    assert most_stored > 0, "no compactor stored anything before the recovery"
 
     orphans = site.recover()
     stored = site.stored()

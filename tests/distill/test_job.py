@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+import torch
 
 from draftkeep.distill.evaluate import evaluate
 from draftkeep.distill.job import run_job
 from draftkeep.distill.progress import JobProgress
 from draftkeep.distill.result import JobResult, JobStatus
+from draftkeep.distill.resume import drop_contaminated
 from draftkeep.distill.selection import list_sealed, open_all
 from draftkeep.distill.workspace import load_plans, only_job
 from draftkeep.errors import BusyError, ConfigError
@@ -23,6 +25,7 @@ from draftkeep.ingest.codec import decode_body
 from draftkeep.ingest.tables import only_identity
 from draftkeep.ingest.trace import Provenance, Trace
 from draftkeep.policies.signing import SigningKey
+from draftkeep.store.anchors import GATE, read_anchor
 from draftkeep.store.drafter import cold_drafter, load_drafter, save_drafter
 from draftkeep.store.erasure import erase_subject
 from draftkeep.store.schema import jobs, lineage
@@ -113,7 +116,8 @@ def test_what_it_published_replays_as_it_was_judged(finished: _Finished) -> None
     world, result = finished.deployment, finished.result
     assert result.drafter is not None
     assert result.after is not None
-    drafter = load_drafter(world.registry.path(result.drafter), gate_public=None)
+    gate_public = read_anchor(world.config.state_dir, GATE)
+    drafter = load_drafter(world.registry.path(result.drafter), gate_public=gate_public)
     sealed = list_sealed(
         world.catalog,
         world.shards_dir,
@@ -264,6 +268,8 @@ def test_a_stopped_job_that_learned_from_an_erased_subject_is_not_resumed(
     filled: Deployment,
 ) -> None:
     stopped = _run(filled, stop=_after(20))
+    jobs_dir = filled.config.state_dir / "jobs"
+    assert drop_contaminated(filled.catalog, jobs_dir) == 0
     erase_subject(
         filled.catalog,
         filled.keyring,
@@ -271,6 +277,11 @@ def test_a_stopped_job_that_learned_from_an_erased_subject_is_not_resumed(
         subject=_learner_of(filled),
         now_s=filled.clock(),
     )
+    with only_job(jobs_dir):
+        assert drop_contaminated(filled.catalog, jobs_dir) == 0
+    assert len(_left_over(filled)) == 1
+    assert drop_contaminated(filled.catalog, jobs_dir) == 1
+    assert _left_over(filled) == []
     fresh = _run(filled)
     assert fresh.job_id != stopped.job_id
     assert fresh.status is JobStatus.ADMITTED
@@ -316,6 +327,17 @@ def test_too_few_traces_is_an_answer_and_not_an_error(
     result = _run(deployment)
     assert result.status is JobStatus.TOO_FEW_TRACES
     assert result.as_json()["replay"] == {}
+
+
+def test_a_job_uses_as_many_threads_as_configured(deployment: Deployment) -> None:
+    before = torch.get_num_threads()
+    changed = deployment.config.model.model_copy(update={"threads": before + 1})
+    config = deployment.config.model_copy(update={"model": changed})
+    try:
+        _run(replace(deployment, config=config))
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_one_job_at_a_time(deployment: Deployment) -> None:

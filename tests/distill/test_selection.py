@@ -10,7 +10,6 @@ from draftkeep.distill.selection import (
     inputs_of,
     list_sealed,
     living,
-    not_selected,
     open_all,
 )
 from draftkeep.ingest.codec import decode_body
@@ -19,6 +18,7 @@ from draftkeep.ingest.tables import only_identity
 from draftkeep.ingest.trace import Trace
 from draftkeep.policies.signing import SigningKey
 from draftkeep.store.erasure import erase_subject
+from draftkeep.store.reader import count_left_out
 from tests.distill.conftest import PERIOD_S, TTL_S, VOCAB, Deployment
 
 
@@ -42,7 +42,7 @@ def _listed(deployment: Deployment) -> list[SealedTrace]:
 
 
 def _left_out(deployment: Deployment) -> dict[str, int]:
-    return not_selected(
+    return count_left_out(
         deployment.catalog,
         tenant="acme",
         target=deployment.target.target_fingerprint,

@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 
 from draftkeep.distill.checkpoint import (
     CHECKPOINT_FILE,
-    Position,
+    TrainState,
     load_checkpoint,
     save_checkpoint,
 )
@@ -266,11 +266,11 @@ def test_a_time_budget_ends_the_run(target: LlamaForCausalLM, corpus: list[Opene
 
 def test_a_damaged_checkpoint_is_told_apart_from_none(tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path) is None
-    position = Position(run="a", inputs="b", step=3, loss=0.5)
-    save_checkpoint(tmp_path, position, {"weight.x": torch.ones(2)})
+    state = TrainState(run="a", inputs="b", step=3, loss=0.5)
+    save_checkpoint(tmp_path, state, {"weight.x": torch.ones(2)})
     found = load_checkpoint(tmp_path)
     assert found is not None
-    assert found[0] == position
+    assert found[0] == state
     data = (tmp_path / CHECKPOINT_FILE).read_bytes()
     for damaged in (b"", data[:20], b"x" * len(data), data.replace(b"draftkeep", b"draftkeeq")):
         (tmp_path / CHECKPOINT_FILE).write_bytes(damaged)

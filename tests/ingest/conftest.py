@@ -1,6 +1,9 @@
-"""The real parts around an emitter, and a log that does as it is told."""
+"""The real parts around an emitter, a log that does as it is told, and logs with a set clock."""
 
 import os
+import subprocess
+import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -192,3 +195,39 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     bench = Bench(tmp_path)
     yield bench
     bench.close()
+
+
+class Clock:
+    """Unix time as the test sets it."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "traces"
+
+
+@pytest.fixture
+def open_log(directory: Path, clock: Clock) -> Callable[..., SqliteLog]:
+    """Opens the log in `directory` for writing, one file for every ten seconds of `clock`."""
+
+    def open_(cap_bytes: int = 2**30) -> SqliteLog:
+        return SqliteLog(directory, cap_bytes=cap_bytes, bucket_s=10, clock=clock)
+
+    return open_
+
+
+def run_child(code: str, *arguments: object) -> subprocess.Popen[str]:
+    """Start a Python process that runs `code`; its output is a pipe."""
+    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -16,7 +16,7 @@ from draftkeep.config import RetentionConfig
 from draftkeep.errors import KeyDestroyedError
 from draftkeep.ingest import envelope
 from draftkeep.ingest.envelope import Opener
-from draftkeep.ingest.record import decode_record
+from draftkeep.ingest.record import decode_record, share_id
 from draftkeep.policies import names, period_keys
 from draftkeep.policies.kek import LocalKek
 from draftkeep.policies.keyring import Keyring
@@ -84,7 +84,7 @@ def test_frozen_intermediate_values() -> None:
     assert ENVELOPE["suite_id"] == period_keys.SUITE_ID
     share = period_keys.open_share(INPUTS["period_private"], ENVELOPE["encapsulation"], info)
     assert share == INPUTS["share"]
-    assert envelope.share_id(ENVELOPE["encapsulation"]) == ENVELOPE["share_id"]
+    assert share_id(ENVELOPE["encapsulation"]) == ENVELOPE["share_id"]
     trace_id = bytes.fromhex(GOLDEN["header"]["trace_id"])
     derived = envelope.content_key(share, INPUTS["subject_key"], trace_id, HEADER)
     assert derived == (ENVELOPE["content_key"], ENVELOPE["commitment"])

@@ -1,9 +1,6 @@
 """The writer of the embedded log: its byte cap, a disk that refuses, and group commit."""
 
 import random
-import subprocess
-import sys
-import textwrap
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,45 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from draftkeep.errors import LogFullError
+from draftkeep.errors import LogFullError, StoreError
 from draftkeep.ingest.group_writer import GroupWriter
 from draftkeep.ingest.sqlite_log import SqliteLog
+from tests.ingest.conftest import Clock, run_child
 
 EVERYTHING = (10**6, 10**9)
 MIB = 2**20
-
-
-class Clock:
-    """Unix time as the test sets it."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return tmp_path / "traces"
-
-
-@pytest.fixture
-def open_log(directory: Path, clock: Clock) -> Callable[..., SqliteLog]:
-    def open_(cap_bytes: int = 2**30) -> SqliteLog:
-        return SqliteLog(directory, cap_bytes=cap_bytes, bucket_s=10, clock=clock)
-
-    return open_
-
-
-def run_child(code: str, *arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 class TestCap:
@@ -164,3 +129,35 @@ class TestGroupCommit:
         writer.close()
         records = SqliteLog.open_reader(directory).read(0, *EVERYTHING)
         assert len({record.appended_s for record in records}) == 2
+
+
+class TestClose:
+    def test_a_writer_that_hangs_is_given_up_and_its_appends_fail(self, directory: Path) -> None:
+        reached, may_go = threading.Event(), threading.Event()
+
+        def clock() -> float:
+            if threading.current_thread().name == "log-writer":
+                reached.set()
+                assert may_go.wait(60)
+            return 1000.0
+
+        log = SqliteLog(directory, cap_bytes=2**30, bucket_s=10, clock=clock)
+        with ThreadPoolExecutor(2) as pool:
+            under_way = pool.submit(log.append, [b"under way"])
+            assert reached.wait(60)
+            queued = pool.submit(log.append, [b"queued"])
+            while log._writer.waiting < 1:
+                threading.Event().wait(0.001)
+            log.close(timeout_s=0.0)
+            for append in (under_way, queued):
+                with pytest.raises(StoreError, match="did not answer"):
+                    append.result(60)
+        with pytest.raises(StoreError, match="closed"):
+            log.append([b"late"])
+        with pytest.raises(StoreError, match="another process"):
+            SqliteLog(directory, cap_bytes=2**30, bucket_s=10, clock=clock)
+        may_go.set()
+        log.close()
+        reopened = SqliteLog(directory, cap_bytes=2**30, bucket_s=10, clock=lambda: 1000.0)
+        assert [record.data for record in reopened.read(0, *EVERYTHING)] == [b"under way"]
+        reopened.close()

@@ -1,8 +1,5 @@
 """What is particular to the embedded log: its files, and other processes beside the writer."""
 
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,36 +8,9 @@ import pytest
 from draftkeep.errors import StoreError
 from draftkeep.ingest import buckets
 from draftkeep.ingest.sqlite_log import SqliteLog
+from tests.ingest.conftest import Clock, run_child
 
 EVERYTHING = (10**6, 10**9)
-
-
-class Clock:
-    """Unix time as the test sets it."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return tmp_path / "traces"
-
-
-@pytest.fixture
-def open_log(directory: Path, clock: Clock) -> Callable[..., SqliteLog]:
-    def open_(cap_bytes: int = 2**30) -> SqliteLog:
-        return SqliteLog(directory, cap_bytes=cap_bytes, bucket_s=10, clock=clock)
-
-    return open_
 
 
 def starts(directory: Path) -> list[int]:
@@ -49,11 +19,6 @@ def starts(directory: Path) -> list[int]:
 
 def everything_on_disk(directory: Path) -> bytes:
     return b"".join(path.read_bytes() for path in sorted(directory.iterdir()))
-
-
-def run_child(code: str, *arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 class TestFiles:

@@ -15,6 +15,17 @@ from draftkeep.serve.request import Finish, Finished
 PROMPT = (3, 9, 4)
 
 
+class Problems:
+    """What an engine reported, and then an exception of its own."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, type]] = []
+
+    def __call__(self, kind: str, error: BaseException) -> None:
+        self.told.append((kind, type(error)))
+        raise OSError("the log is full")
+
+
 @pytest.fixture(scope="module")
 def alone(lab: Any) -> Any:
     return lab.run(lab.engine(slots=1), [lab.request("a", PROMPT, max_tokens=20)])[0]
@@ -76,20 +87,23 @@ def test_callbacks_that_raise_harm_their_own_request_alone(lab: Any, alone: Any)
         finished.append(result.request.request_id)
         broken()
 
-    engine = lab.engine(drafter="noisy", on_finish=on_finish)
+    problems = Problems()
+    engine = lab.engine(drafter="noisy", on_finish=on_finish, on_problem=problems)
     good, bad = lab.request("good", PROMPT, max_tokens=20), lab.request("bad", PROMPT)
     engine.submit(replace(bad.request, on_tokens=broken))
     lab.run(engine, [good])
     lab.assert_same(good, alone)
     assert finished == ["good"]
     assert engine.stats().callback_failed == 2
+    assert problems.told == [("a callback", OSError)] * 2
     assert engine.stats().running == 0
 
 
 def test_a_failing_target_pass_fails_what_is_in_flight_and_nothing_after(
     lab: Any, alone: Any, monkeypatch: Any
 ) -> None:
-    engine = lab.engine(drafter="noisy")
+    problems = Problems()
+    engine = lab.engine(drafter="noisy", on_problem=problems)
     lost = [lab.request(str(i), PROMPT, max_tokens=20) for i in range(3)]
     for reply in lost:
         engine.submit(reply.request)
@@ -108,10 +122,13 @@ def test_a_failing_target_pass_fails_what_is_in_flight_and_nothing_after(
     lab.run(engine, [again])
     lab.assert_same(again, alone)
     assert engine.stats().failed == 3
+    assert problems.told == [("a pass of the target", RuntimeError)]
 
 
 def test_a_failing_drafter_costs_speed_alone(lab: Any, alone: Any, monkeypatch: Any) -> None:
-    engine = lab.engine(drafter="copy")
+    problems = Problems()
+    engine = lab.engine(drafter="copy", on_problem=problems)
+    digest = engine._inbox._swap[0].digest
     reply = lab.request("a", PROMPT, max_tokens=20)
     engine.submit(reply.request)
     engine.step()
@@ -123,12 +140,20 @@ def test_a_failing_drafter_costs_speed_alone(lab: Any, alone: Any, monkeypatch: 
     lab.run(engine, [])
     lab.assert_same(reply, alone)
     assert engine.stats().drafter_failed == 1
-    assert engine.stats().drafter == b""
+    assert (engine.stats().drafter, engine.stats().drafter_lost) == (b"", digest)
+    assert problems.told == [(f"drafter {digest.hex()[:12]}", RuntimeError)]
+    engine.swap(lab.drafter("copy"))
+    assert engine.stats().drafter_lost == b""
+    engine.step()
+    assert engine.stats().drafter == digest
 
 
 def test_a_failing_capture_costs_the_capture_alone(lab: Any, alone: Any, monkeypatch: Any) -> None:
     finished: list[Finished] = []
-    engine = lab.engine(drafter="noisy", capture_k=4, on_finish=finished.append)
+    problems = Problems()
+    engine = lab.engine(
+        drafter="noisy", capture_k=4, on_finish=finished.append, on_problem=problems
+    )
 
     def failing(*_: Any, **__: Any) -> None:
         raise MemoryError
@@ -139,6 +164,7 @@ def test_a_failing_capture_costs_the_capture_alone(lab: Any, alone: Any, monkeyp
     lab.assert_same(reply, alone)
     assert finished[0].ids_TK.shape == (20, 0)
     assert engine.stats().capture_failed == 1
+    assert problems.told[0] == ("capture", MemoryError)
 
 
 def test_a_row_of_nan_fails_alone(lab: Any, alone: Any, monkeypatch: Any) -> None:
@@ -228,6 +254,18 @@ def test_threads_submit_cancel_and_swap_while_the_loop_runs(lab: Any, alone: Any
         lab.assert_same(reply, alone)
     with pytest.raises(BusyError):
         engine.submit(lab.request("late", PROMPT).request)
+
+
+def test_an_idle_engine_that_is_woken_sees_its_end(lab: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("draftkeep.serve.engine._IDLE_WAIT_S", 3600.0)
+    for _ in range(20):
+        engine, stop = lab.engine(slots=1), threading.Event()
+        loop = threading.Thread(target=engine.run, args=(stop,), daemon=True)
+        loop.start()
+        stop.set()
+        engine.wake()
+        loop.join(timeout=60)
+        assert not loop.is_alive()
 
 
 def test_close_fails_what_waits_and_what_runs(lab: Any) -> None:

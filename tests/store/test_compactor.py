@@ -12,7 +12,6 @@ from draftkeep.ingest.record import encode_record
 from draftkeep.policies.signing import SigningKey
 from draftkeep.store import schema
 from draftkeep.store.admission import Refusal
-from draftkeep.store.dead_letters import requeue_dead_letters
 from draftkeep.store.nodes import enrol_node, revoke_node
 from draftkeep.store.periods import publish_period
 from tests.store.conftest import PERIOD_S, START_S, TTL_S, World, ids, resign
@@ -237,16 +236,3 @@ def test_the_same_poison_again_raises_its_count(world: World) -> None:
         world.log.append([b"poison"])
         world.compactor().run_once()
     assert letters(world) == [("unreadable", 3)]
-
-
-def test_what_came_before_its_period_was_published_can_be_tried_again(world: World) -> None:
-    world.keyring.ensure_period("acme", world.clock())
-    sealed = world.sealer.seal(b"x", world.provenance(), prompt_tokens=1, positions=1)
-    world.append(sealed)
-    assert world.compactor().run_once().dead == {"unknown_period": 1}
-    publish_period(world.catalog, world.keyring.ensure_period("acme", world.clock()))
-    assert requeue_dead_letters(world.catalog, world.log, Refusal.UNKNOWN_PERIOD) == 1
-    assert requeue_dead_letters(world.catalog, world.log, Refusal.UNKNOWN_PERIOD) == 0
-    assert world.compactor().run_once().stored == 1
-    assert world.stored() == [sealed]
-    assert letters(world) == []

@@ -32,7 +32,7 @@ from draftkeep.store import rewriter, schema
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.compactor import Compactor
 from draftkeep.store.erasure import erase_subject
-from draftkeep.store.shard import read_headers, write_shard
+from draftkeep.store.shard import read_shard, write_shard
 from draftkeep.store.sweeper import Sweeper
 from tests.store.conftest import PERIOD_S, TTL_S, World, close_world, ids, make_world, resign
 
@@ -229,7 +229,7 @@ def assert_catalog_is_the_files(world: World) -> None:
         ).all()
     assert world.files() == {row.name for row in rows.values()}
     for shard_id, row in rows.items():
-        headers = list(read_headers(world.shards_dir / row.name))
+        headers = [sealed.parsed for sealed in read_shard(world.shards_dir / row.name)]
         assert row.rows == len(headers)
         assert {header.expiry_s for header in headers} == {row.bucket_s}
         assert sorted((header.trace_id, header.node) for header in headers) == sorted(

@@ -8,7 +8,7 @@ from draftkeep.ingest.log import LogRecord
 from draftkeep.ingest.record import encode_record
 from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.store import schema
-from draftkeep.store.position import forget_position
+from draftkeep.store.offsets import forget_offsets
 from draftkeep.store.sweeper import Sweeper
 from tests.store.conftest import HookedCatalog, World, ids
 
@@ -68,7 +68,7 @@ def test_a_topic_made_again_stops_the_compactor(world: World) -> None:
     log.topic = "made-again"
     with pytest.raises(StoreError, match="deleted and made again"):
         world.compactor(log=log).run_once()
-    assert forget_position(world.catalog, log.identity()[0]) == 1
+    assert forget_offsets(world.catalog, log.identity()[0]) == 1
     world.append(world.seal())
     assert world.compactor(log=log).run_once().stored == 1
 

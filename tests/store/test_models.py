@@ -18,8 +18,8 @@ from transformers import (
 )
 
 from draftkeep.errors import ModelError
+from draftkeep.files import new_directory
 from draftkeep.store import models, smollm2, tiny
-from draftkeep.store.directories import new_directory
 from draftkeep.store.models import default_cache_dir, load_target
 from draftkeep.store.servable import check_servable, read_config
 from draftkeep.store.tiny_text import dialogues

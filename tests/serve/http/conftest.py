@@ -187,14 +187,6 @@ def configuration(state_dir: Path, **sections: dict[str, Any]) -> Config:
     return Config.model_validate(data)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _quick_stop() -> Iterator[None]:
-    """An idle engine looks for the end more often, as these tests end many of them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "_IDLE_WAIT_S", 0.02)
-        yield
-
-
 @pytest.fixture(scope="session")
 def tiny() -> TargetModel:
     return load_target("tiny")

@@ -2,11 +2,13 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from draftkeep.errors import KeyDestroyedError
+from draftkeep.serve.counters import Totals
 
 ROUTES = [
     ("GET", "/admin/stats", None),
@@ -64,7 +66,10 @@ def test_stats_count_by_domain_and_only_by_configured_ones(stations: Callable[..
     assert stats["drafter"] is None
     assert stats["speculation"]["reason"] == "no drafter"
     assert set(stats["speculation"]) >= {"mode", "lookahead", "reason", "est_speedup"}
-    assert stats["capture"] == {"acknowledged": 4, "drops": {}, "pending": 0}
+    assert stats["capture"] == {"acknowledged": 4, "drops": {}, "pending": 0, "cut": 0}
+    assert set(stats["engine"]) >= {field.name for field in fields(Totals)}
+    assert (stats["engine"]["finished"], stats["engine"]["output_tokens"]) == (4, 16)
+    assert (stats["engine"]["row_steps"], stats["engine"]["slots"]) == (16, 4)
 
 
 def test_speculation_changes_speed_and_no_output(

@@ -132,6 +132,7 @@ def test_capture_can_be_switched_off(stations: Callable[..., Any]) -> None:
         "acknowledged": 0,
         "drops": {"disabled": 1},
         "pending": 0,
+        "cut": 0,
     }
     assert not (station.config.state_dir / "log").exists()
 

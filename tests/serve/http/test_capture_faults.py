@@ -1,6 +1,7 @@
 """Capture never harms serving: whatever fails behind it, answers stay the same and drops are
 counted."""
 
+import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from draftkeep.ingest.emitter import Emitter
+from draftkeep.ingest.group_writer import GroupWriter
 from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.serve import node as node_module
 from draftkeep.serve.sealing import PublishingSealer
@@ -34,11 +36,29 @@ def expected(station: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("owner", "method", "error", "reasons"),
+    ("owner", "method", "error", "reasons", "logged"),
     [
-        (SqliteLog, "append", OSError(28, "No space left"), {"log_failed", "breaker_open"}),
-        (PublishingSealer, "seal", RuntimeError("broken"), {"seal_failed", "breaker_open"}),
-        (Emitter, "offer", RuntimeError("broken"), {"emitter_failed"}),
+        (
+            SqliteLog,
+            "append",
+            OSError(28, "broken"),
+            {"log_failed", "breaker_open"},
+            "a trace was dropped: log_failed",
+        ),
+        (
+            PublishingSealer,
+            "seal",
+            RuntimeError("broken"),
+            {"seal_failed", "breaker_open"},
+            "a trace was dropped: seal_failed",
+        ),
+        (
+            Emitter,
+            "offer",
+            RuntimeError("broken"),
+            {"emitter_failed"},
+            "offering a trace failed with RuntimeError",
+        ),
     ],
     ids=["log", "sealer", "offer"],
 )
@@ -46,14 +66,20 @@ def test_what_fails_is_counted_and_changes_no_answer(
     stations: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
     expected: list[Any],
+    caplog: pytest.LogCaptureFixture,
     owner: Any,
     method: str,
     error: Exception,
     reasons: set[str],
+    logged: str,
 ) -> None:
     monkeypatch.setattr(owner, method, failing(error))
     station = stations()
-    assert ask(station) == expected
+    with caplog.at_level(logging.ERROR):
+        assert ask(station) == expected
+        station.wait_for(lambda: station.node.capture.pending == 0)
+    assert logged in caplog.messages
+    assert "broken" not in caplog.text
     stats = station.capture_stats()
     assert stats["acknowledged"] == 0
     assert sum(stats["drops"].values()) == 6
@@ -81,22 +107,25 @@ def test_a_slow_log_fills_the_queue_and_delays_nobody(
 
 
 def test_a_hanging_log_does_not_hold_up_the_end(
-    tmp_path: Path,
     stations: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    go, append = threading.Event(), SqliteLog.append
+    go, insert = threading.Event(), GroupWriter._insert
 
-    def hanging(self: SqliteLog, records: Any) -> int:
+    def hanging(self: GroupWriter, appends: Any) -> list[int]:
         go.wait()
-        return append(self, records)
+        return insert(self, appends)
 
-    monkeypatch.setattr(SqliteLog, "append", hanging)
-    monkeypatch.setattr(node_module, "DRAIN_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(GroupWriter, "_insert", hanging)
+    monkeypatch.setattr(node_module, "DRAIN_TIMEOUT_S", 1.0)
     station = stations()
     ask(station, 3)
     station.node.close()
-    assert station.node.capture.drops().get("closed", 0) <= 2
+    drops = station.node.capture.drops()
+    assert set(drops) <= {"closed", "log_failed"}
+    assert sum(drops.values()) == 3
+    assert drops["log_failed"] >= 1
+    assert station.node.capture.acknowledged == station.node.capture.pending == 0
     go.set()
 
 
@@ -124,6 +153,7 @@ def test_unusable_keys_leave_the_node_serving(
         "acknowledged": 0,
         "drops": {"unavailable": 6},
         "pending": 0,
+        "cut": 0,
     }
     body = {"tenant": "acme", "subject": "someone"}
     assert station.admin("POST", "/admin/erase", body).status_code == 503

@@ -11,10 +11,11 @@ from safetensors.torch import load_file, save_file
 
 from draftkeep.errors import StoreError
 from draftkeep.policies.signing import SigningKey
-from draftkeep.serve.follow import scope_of
+from draftkeep.serve.drafting import LoadedDrafter
+from draftkeep.serve.follow import RELOADS
 from draftkeep.store.anchors import GATE
 from draftkeep.store.jobs import JobInput
-from draftkeep.store.registry import EVERYONE
+from draftkeep.store.registry import EVERYONE, scope_of, tenant_scope
 
 
 def point(station: Any, digest: bytes | None, scope: str = EVERYONE) -> None:
@@ -30,7 +31,7 @@ def drafting(station: Any) -> bytes:
 
 
 def test_the_scope_is_the_only_tenants_own() -> None:
-    assert scope_of(("acme",)) == "tenant:acme"
+    assert scope_of(("acme",)) == tenant_scope("acme") == "tenant:acme"
     assert scope_of(("acme", "shy")) == EVERYONE
     assert scope_of(()) == EVERYONE
 
@@ -193,3 +194,61 @@ def test_the_thread_outlives_a_failing_housekeeper(
     digest = publish(station)
     point(station, digest)
     station.wait_for(lambda: station.node.follower.current == digest)
+
+
+class _Failing:
+    """Drafters whose passes fail as often as they are told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, times: int) -> None:
+        self.left = times
+        propose = LoadedDrafter.propose
+
+        def failing(drafter: LoadedDrafter, *arguments: Any) -> None:
+            if self.left:
+                self.left -= 1
+                raise MemoryError("zebra-canary-77")
+            propose(drafter, *arguments)
+
+        monkeypatch.setattr(LoadedDrafter, "propose", failing)
+
+
+def test_a_drafter_that_the_engine_lost_comes_back(
+    stations: Callable[..., Any],
+    publish: Callable[..., bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _Failing(monkeypatch, times=RELOADS)
+    station = stations(serve={"follow_s": 3600})
+    digest = publish(station)
+    point(station, digest)
+    with caplog.at_level(logging.WARNING):
+        assert [drafting(station) for _ in range(RELOADS)] == [b""] * RELOADS
+        assert drafting(station) == digest
+        assert drafting(station) == digest
+    lost = [message for message in caplog.messages if "was lost" in message]
+    assert len(lost) == RELOADS
+    assert all(digest.hex()[:12] in message for message in lost)
+    assert f"drafter {digest.hex()[:12]} failed with MemoryError" in caplog.messages
+    assert "zebra" not in caplog.text
+    assert station.admin("GET", "/admin/stats").json()["engine"]["drafter_failed"] == RELOADS
+
+
+def test_a_drafter_that_always_fails_is_refused_in_the_end(
+    stations: Callable[..., Any],
+    publish: Callable[..., bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    failing = _Failing(monkeypatch, times=100)
+    station = stations(serve={"follow_s": 3600})
+    bad, good = publish(station, vocab=300), publish(station, vocab=100)
+    point(station, bad)
+    with caplog.at_level(logging.ERROR):
+        assert [drafting(station) for _ in range(RELOADS + 4)] == [b""] * (RELOADS + 4)
+    assert failing.left == 100 - (RELOADS + 1)
+    assert len([message for message in caplog.messages if "refused" in message]) == 1
+    failing.left = 0
+    assert drafting(station) == b""
+    point(station, good)
+    assert drafting(station) == good

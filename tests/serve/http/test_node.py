@@ -119,3 +119,19 @@ def test_expired_keys_are_destroyed_while_a_node_runs(
     monkeypatch.setattr(Keyring, "destroy_expired", watched)
     station = stations(serve={"follow_s": 0.01}, capture={"enabled": False})
     station.wait_for(lambda: len(due) > 1)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_shorter_ttl_reaches_the_catalog_for_periods_of_the_past(
+    stations: Callable[..., Any], enabled: bool
+) -> None:
+    first = stations(retention={"period_s": 3600, "ttl_s": 7 * 86400})
+    first.chat(max_tokens=2)
+    ((header, _),) = first.captured()
+    first.node.close()
+    again = stations(retention={"period_s": 3600, "ttl_s": 6 * 3600}, capture={"enabled": enabled})
+    with again.node.catalog.read() as connection:
+        (published,) = load_periods(connection, [header.period_id]).values()
+    assert published.record.destroy_at_s < header.expiry_s
+    assert published.record.destroy_at_s <= header.expiry_s - 6 * 86400
+    assert published.issued_expiry_s == header.expiry_s

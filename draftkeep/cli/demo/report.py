@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from draftkeep.cli.demo_setup import Profile
+from draftkeep.cli.demo.setup import Profile
 
 Outcomes = dict[str, dict[str, Any]]
 
@@ -59,7 +59,12 @@ def _ratio(part: float, whole: float) -> float | None:
 
 
 def _table(report: dict[str, Any]) -> Table:
-    table = Table(title="Acceptance by domain", header_style="bold")
+    table = Table(
+        title="Acceptance by domain",
+        caption="replay: held-out requests, both drafters on the same tokens. live: accepted over "
+        "tested drafts as served, probes before and the chosen lookahead after",
+        header_style="bold",
+    )
     for column in ("domain", "replay before", "replay after", "live before", "live after"):
         table.add_column(column, justify="left" if column == "domain" else "right")
     table.add_column("tokens per step", justify="right")
@@ -99,19 +104,21 @@ def _picture(report: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     names = list(report["domains"])
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    for offset, (key, label, color) in enumerate(
-        (("replay_before", "before", "#b0b7c3"), ("replay_after", "after", "#2f6f9f"))
+    figure, both = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
+    for axes, kind, title in (
+        (both[0], "replay", "held-out replay acceptance"),
+        (both[1], "live", "accepted over tested drafts, live"),
     ):
-        heights = [report["domains"][name][key] or 0.0 for name in names]
-        places = [index + (offset - 0.5) * 0.36 for index in range(len(names))]
-        bars = axes.bar(places, heights, width=0.34, label=label, color=color)
-        axes.bar_label(bars, fmt="%.2f", padding=2)
-    axes.set_xticks(range(len(names)), names)
-    axes.set_ylim(0, 1.08)
-    axes.set_ylabel("held-out replay acceptance")
-    axes.set_title(f"What the drafter learned from its own traffic ({report['model']})")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+        for offset, (when, color) in enumerate((("before", "#b0b7c3"), ("after", "#2f6f9f"))):
+            heights = [report["domains"][name][f"{kind}_{when}"] or 0.0 for name in names]
+            places = [index + (offset - 0.5) * 0.38 for index in range(len(names))]
+            bars = axes.bar(places, heights, width=0.36, label=when, color=color)
+            axes.bar_label(bars, fmt="%.2f", padding=2)
+        axes.set_xticks(range(len(names)), names)
+        axes.set_ylim(0, 1.08)
+        axes.set_title(title, fontsize=10)
+        axes.spines[["top", "right"]].set_visible(False)
+    both[0].legend(frameon=False, loc="upper left")
+    figure.suptitle(f"What the drafter learned from its own traffic ({report['model']})")
     figure.savefig(path, dpi=150)
     plt.close(figure)

@@ -1,4 +1,4 @@
-"""Position: how far a log was read, kept in the catalog beside what was written."""
+"""LogOffset: how far a log was read, kept in the catalog beside what was written."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,9 +11,11 @@ from draftkeep.ingest.log import Log
 from draftkeep.store.catalog import Catalog, insert
 from draftkeep.store.schema import gaps, offsets
 
+_FORGET = "call draftkeep.store.offsets.forget_offsets(catalog, cluster) from Python"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
+class LogOffset:
     """Where the next read of a log starts.
 
     `stored` is the catalog's next offset, None for a log it has not met. `first` and `following`
@@ -36,7 +38,7 @@ class Position:
         return max(self.expected, self.first)
 
 
-def locate(catalog: Catalog, log: Log) -> Position:
+def locate(catalog: Catalog, log: Log) -> LogOffset:
     """Where to go on reading this log.
 
     Raises StoreError when the cluster's partition was read under another topic id, and when the
@@ -58,51 +60,51 @@ def locate(catalog: Catalog, log: Log) -> Position:
     if known and topic not in known:
         raise StoreError(
             f"the log of cluster {cluster}, partition {partition} has topic id {topic}, expected "
-            f"{sorted(known)}: the topic was deleted and made again; forget its stored position "
-            "if what it held is not needed"
+            f"{sorted(known)}: the topic was deleted and made again; if what it held is "
+            f"not needed, drop its stored offset: {_FORGET}"
         )
     stored = known.get(topic)
     if stored is not None and following < stored:
         raise StoreError(
             f"the log ends at offset {following}, below the stored {stored}: it was restored from "
-            "an older copy; forget its stored position to read it from the start"
+            f"an older copy; to read it from the start, drop its stored offset: {_FORGET}"
         )
-    return Position(identity=identity, stored=stored, first=first, following=following)
+    return LogOffset(identity=identity, stored=stored, first=first, following=following)
 
 
-def note_gaps(position: Position, read: Sequence[int]) -> tuple[list[tuple[int, int]], int]:
+def note_gaps(offset: LogOffset, read: Sequence[int]) -> tuple[list[tuple[int, int]], int]:
     """The offsets that were due and are gone, as [first, next), and the next offset to expect.
 
     Raises StoreError when the log answers with an offset below the one asked for.
     """
-    found, expected = [], position.expected
-    if position.start > expected:
-        found.append((expected, position.start))
-        expected = position.start
-    for offset in read:
-        if offset < expected:
-            raise StoreError(f"the log gave offset {offset} where {expected} or later was asked")
-        if offset > expected:
-            found.append((expected, offset))
-        expected = offset + 1
+    found, expected = [], offset.expected
+    if offset.start > expected:
+        found.append((expected, offset.start))
+        expected = offset.start
+    for given in read:
+        if given < expected:
+            raise StoreError(f"the log gave offset {given} where {expected} or later was asked")
+        if given > expected:
+            found.append((expected, given))
+        expected = given + 1
     return found, expected
 
 
 def advance(
     connection: Connection,
-    position: Position,
+    offset: LogOffset,
     following: int,
     now_s: float,
     lost: Sequence[tuple[int, int]],
 ) -> None:
     """Compare and set the stored offset, and record what was lost on the way.
 
-    Raises ConflictError when the offset is not the one this position was read at.
+    Raises ConflictError when the stored offset is no longer the one in `offset`.
     """
-    cluster, topic, partition = position.identity
+    cluster, topic, partition = offset.identity
     key = {"cluster": cluster, "topic": topic, "partition": partition}
     row = offsets.c
-    if position.stored is None:
+    if offset.stored is None:
         result = connection.execute(
             insert(connection, offsets)
             .values(**key, next=following, changed_s=now_s)
@@ -115,23 +117,23 @@ def advance(
                 row.cluster == cluster,
                 row.topic == topic,
                 row.partition == partition,
-                row.next == position.stored,
+                row.next == offset.stored,
             )
             .values(next=following, changed_s=now_s)
         )
     if result.rowcount != 1:
         raise ConflictError(
-            f"another compactor moved this log on from offset {position.stored}; start again"
+            f"another compactor moved this log on from offset {offset.stored}; start again"
         )
     for first, after in lost:
         connection.execute(sa.insert(gaps).values(**key, first=first, next=after, seen_s=now_s))
 
 
-def forget_position(catalog: Catalog, cluster: str) -> int:
-    """Drop every stored position of a cluster; the operator's answer to a replaced log.
+def forget_offsets(catalog: Catalog, cluster: str) -> int:
+    """Drop every stored offset of a cluster; the operator's answer to a replaced log.
 
     The next run starts at what the log still holds, and trace ids keep duplicates out. Returns
-    how many positions were dropped.
+    how many were dropped.
     """
     with catalog.begin() as connection:
         return connection.execute(sa.delete(offsets).where(offsets.c.cluster == cluster)).rowcount

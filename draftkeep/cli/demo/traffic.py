@@ -6,7 +6,7 @@ What was sent is written down line by line, so an interrupted round goes on wher
 import json
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from draftkeep.cli.workload import WorkItem
+from draftkeep.cli.demo.workload import WorkItem
 from draftkeep.errors import DraftkeepError
 
 REQUEST_TIMEOUT_S = 300.0
@@ -65,11 +65,18 @@ class Endpoint:
 
 @dataclass(slots=True)
 class Round:
-    """What came of a round so far: requests answered and output tokens, by domain."""
+    """What came of a round so far, by domain: requests answered, output tokens, who asked."""
 
     requests: Counter[str]
     tokens: Counter[str]
+    subjects: defaultdict[str, set[str]]
     seconds: float = 0.0
+
+    def add(self, item: WorkItem, tokens: int) -> None:
+        """Count one answered request."""
+        self.requests[item.domain] += 1
+        self.tokens[item.domain] += tokens
+        self.subjects[item.domain].add(item.subject)
 
 
 def send(
@@ -79,36 +86,44 @@ def send(
     journal: Path,
     workers: int,
     budget_s: float,
+    at_least: int,
     on_done: Callable[[WorkItem, int], None],
 ) -> Round:
-    """Send the items not yet in `journal`, `workers` at a time, for at most `budget_s` seconds.
+    """Send the items not yet in `journal`, `workers` at a time.
 
-    Requests under way at the end of the budget are finished. The journal holds an item's index,
-    domain, output tokens and the seconds spent so far; never a prompt or an answer. A failed
-    request stops the round and raises; what was answered is kept.
+    The first `at_least` are always sent, later ones within `budget_s` seconds of sending, earlier
+    runs included. Requests under way at the end, at an error or at Ctrl-C are finished and written
+    down; then the error is raised. The journal holds an item's index, its tokens and the seconds
+    spent so far; never a prompt or an answer.
     """
-    done, result = _read_journal(journal)
+    done, result = _read_journal(journal, items)
     started, before_s = time.monotonic(), result.seconds
-    lock, todo = threading.Lock(), iter([i for i in range(len(items)) if i not in done])
+    lock, stop = threading.Lock(), threading.Event()
+    todo = iter([index for index in range(len(items)) if index not in done])
+
+    def take() -> int | None:
+        with lock:
+            index = next(todo, None)
+        over = before_s + time.monotonic() - started >= budget_s
+        return None if index is None or (over and index >= at_least) else index
 
     def work() -> None:
         with endpoint.client() as client:
-            while before_s + time.monotonic() - started < budget_s:
-                with lock:
-                    index = next(todo, None)
-                if index is None:
-                    return
+            while not stop.is_set() and (index := take()) is not None:
                 _, tokens = endpoint.complete(client, items[index], store=True)
                 with lock:
-                    result.requests[items[index].domain] += 1
-                    result.tokens[items[index].domain] += tokens
+                    result.add(items[index], tokens)
                     result.seconds = before_s + time.monotonic() - started
-                    _write_journal(journal, index, items[index].domain, tokens, result.seconds)
+                    _write_journal(journal, index, tokens, result.seconds)
                     on_done(items[index], tokens)
 
     with ThreadPoolExecutor(workers) as pool:
-        for future in [pool.submit(work) for _ in range(workers)]:
-            future.result()
+        futures = [pool.submit(work) for _ in range(workers)]
+        try:
+            for future in futures:
+                future.result()
+        finally:
+            stop.set()
     return result
 
 
@@ -121,22 +136,21 @@ def _reach(client: httpx.Client, method: str, path: str, body: Any, key: str) ->
         ) from None
 
 
-def _read_journal(journal: Path) -> tuple[set[int], Round]:
+def _read_journal(journal: Path, items: Sequence[WorkItem]) -> tuple[set[int], Round]:
     done: set[int] = set()
-    result = Round(Counter(), Counter())
+    result = Round(Counter(), Counter(), defaultdict(set))
     for line in journal.read_text().splitlines() if journal.exists() else []:
         try:
             row = json.loads(line)
         except ValueError:  # the last line of a run that was killed while writing it
             continue
         done.add(row["index"])
-        result.requests[row["domain"]] += 1
-        result.tokens[row["domain"]] += row["tokens"]
+        result.add(items[row["index"]], row["tokens"])
         result.seconds = row["seconds"]
     return done, result
 
 
-def _write_journal(journal: Path, index: int, domain: str, tokens: int, seconds: float) -> None:
-    row = {"index": index, "domain": domain, "tokens": tokens, "seconds": round(seconds, 3)}
+def _write_journal(journal: Path, index: int, tokens: int, seconds: float) -> None:
+    row = {"index": index, "tokens": tokens, "seconds": round(seconds, 3)}
     with journal.open("a") as file:
         file.write(json.dumps(row) + "\n")

@@ -11,17 +11,18 @@ from typing import Any
 from rich.console import Console
 
 from draftkeep.cli.auditing import ask, print_result
-from draftkeep.cli.child import run_child
-from draftkeep.cli.demo_erasure import count_openable
-from draftkeep.cli.demo_setup import TENANT, Profile
-from draftkeep.cli.live_counts import LiveCounts
-from draftkeep.cli.server_process import ServerProcess
-from draftkeep.cli.speed import measure_speed
-from draftkeep.cli.traffic import Round, send
-from draftkeep.cli.traffic_progress import traffic_bar
-from draftkeep.cli.workload import WorkItem, generate
+from draftkeep.cli.demo.child import run_child
+from draftkeep.cli.demo.live_counts import LiveCounts
+from draftkeep.cli.demo.openable import Openable, aliases_of, count_openable
+from draftkeep.cli.demo.server_process import ServerProcess
+from draftkeep.cli.demo.setup import TENANT, Profile
+from draftkeep.cli.demo.speed import measure_speed
+from draftkeep.cli.demo.traffic import Round, send
+from draftkeep.cli.demo.traffic_progress import traffic_bar
+from draftkeep.cli.demo.workload import WorkItem, generate
 from draftkeep.config import load_config
 from draftkeep.errors import DraftkeepError
+from draftkeep.ingest.record import ENVELOPE_BYTES
 
 SWAP_TIMEOUT_S = 60.0
 ROUND_ONE_SEED, ROUND_TWO_SEED, SPEED_SEED = 1, 2, 3
@@ -38,8 +39,7 @@ AUDIT_QUERIES = {
         FROM erasures ORDER BY planned_s
     """,
 }
-# The envelope adds nonce, tag, commitment and signature: 124 bytes a trace.
-SIZE_QUERY = "SELECT sum(body_bytes + 124), sum(positions) FROM traces"
+SIZE_QUERY = "SELECT sum(body_bytes), count(*), sum(positions) FROM traces"
 
 Outcome = dict[str, Any]
 Outcomes = dict[str, dict[str, Any]]
@@ -47,7 +47,7 @@ Outcomes = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stages:
-    """One method a stage; `run` calls it by name."""
+    """One method a stage, in the order of `in_order`."""
 
     profile: Profile
     config_path: Path
@@ -55,20 +55,19 @@ class Stages:
     server: ServerProcess
     console: Console
 
-    def run(self, name: str, outcomes: Outcomes) -> Outcome:
-        """Run one stage with what earlier stages left in `outcomes`."""
-        stages: dict[str, Callable[[Outcomes], Outcome]] = {
-            "cold drafter": self._cold_drafter,
-            "round one": self._round_one,
-            "compaction": self._compaction,
-            "distillation": self._distillation,
-            "hot swap": self._hot_swap,
-            "round two": self._round_two,
-            "speed": self._speed,
-            "erasure": self._erasure,
-            "audit": self._audit,
-        }
-        return stages[name](outcomes)
+    def in_order(self) -> tuple[tuple[str, Callable[[Outcomes], Outcome]], ...]:
+        """(name, stage); a stage is given what earlier ones left."""
+        return (
+            ("cold drafter", self._cold_drafter),
+            ("round one", self._round_one),
+            ("compaction", self._compaction),
+            ("distillation", self._distillation),
+            ("hot swap", self._hot_swap),
+            ("round two", self._round_two),
+            ("speed", self._speed),
+            ("erasure", self._erasure),
+            ("audit", self._audit),
+        )
 
     def _cold_drafter(self, outcomes: Outcomes) -> Outcome:
         output = self._draftkeep("drafters", "cold", capture=True)
@@ -79,13 +78,20 @@ class Stages:
 
     def _round_one(self, outcomes: Outcomes) -> Outcome:
         items = generate(requests=self.profile.round_one_requests, seed=ROUND_ONE_SEED)
-        return self._round("round-1", items, budget_s=self.profile.round_one_budget_s)
+        return self._round(
+            "round-1",
+            items,
+            budget_s=self.profile.round_one_budget_s,
+            at_least=self.profile.round_one_least,
+        )
 
     def _round_two(self, outcomes: Outcomes) -> Outcome:
         items = generate(requests=self.profile.round_two_requests, seed=ROUND_TWO_SEED)
-        return self._round("round-2", items, budget_s=self.profile.round_two_budget_s)
+        return self._round("round-2", items, budget_s=self.profile.round_two_budget_s, at_least=0)
 
-    def _round(self, name: str, items: list[WorkItem], *, budget_s: float) -> Outcome:
+    def _round(
+        self, name: str, items: list[WorkItem], *, budget_s: float, at_least: int
+    ) -> Outcome:
         items = [self._capped(item) for item in items]
         folder = self.state_dir / "demo"
         with (
@@ -98,10 +104,16 @@ class Stages:
                 journal=folder / f"{name}.jsonl",
                 workers=self.profile.workers,
                 budget_s=budget_s,
+                at_least=at_least,
                 on_done=on_done,
             )
         self._drain_capture()
-        return {**_summary(result), "live": live.totals}
+        people = {name: len(subjects) for name, subjects in result.subjects.items()}
+        self.console.print(
+            f"{sum(result.requests.values())} requests from "
+            + ", ".join(f"{count} people on {name}" for name, count in sorted(people.items()))
+        )
+        return {**_summary(result), "subjects": people, "live": live.totals}
 
     def _capped(self, item: WorkItem) -> WorkItem:
         if item.max_tokens <= self.profile.max_tokens:
@@ -141,23 +153,35 @@ class Stages:
         self._draftkeep("compact", capture=True)
         rng = random.Random(ROUND_ONE_SEED)  # noqa: S311 (which of our own users is erased)
         subject = f"sql-user-{rng.randrange(20):03d}"
-        traces, opened_before = count_openable(self.config_path, TENANT, subject)
+        found = self._find_traces(subject)
         endpoint = self.server.endpoint
         with endpoint.client() as client:
             result = endpoint.admin(
                 client, "POST", "/admin/erase", {"tenant": TENANT, "subject": subject}
             )
-        _, opened_after = count_openable(self.config_path, TENANT, subject, aliases=traces)
+        opened_after = count_openable(self.config_path, TENANT, found.aliases)
         self.console.print(
-            f"One person erased: {len(traces)} traces, {opened_before} opened before, "
-            f"{opened_after} open now"
+            f"One person erased: {found.traces} traces, {found.opened} opened before, "
+            f"{opened_after.opened} open now"
         )
         return {
-            "traces": len(traces),
-            "opened_before": opened_before,
-            "opened_after": opened_after,
+            "traces": found.traces,
+            "opened_before": found.opened,
+            "opened_after": opened_after.opened,
             "result": result,
         }
+
+    def _find_traces(self, subject: str) -> Openable:
+        """The person's traces before the erasure, remembered for a demo that is interrupted in it:
+        afterwards nobody can tell which aliases were theirs."""
+        path = self.state_dir / "demo" / "erasing.json"
+        if path.exists():
+            return Openable.from_json(path.read_text())
+        found = count_openable(
+            self.config_path, TENANT, aliases_of(self.config_path, TENANT, subject)
+        )
+        path.write_text(found.to_json())
+        return found
 
     def _audit(self, outcomes: Outcomes) -> Outcome:
         config = load_config(self.config_path)
@@ -169,8 +193,9 @@ class Stages:
             answers[question] = [
                 dict(zip(result.columns, map(str, row), strict=True)) for row in result.rows
             ]
-        sealed, positions = ask(config, SIZE_QUERY).rows[0]
-        return {"answers": answers, "bytes_per_position": sealed / positions}
+        bodies, traces, positions = ask(config, SIZE_QUERY).rows[0]
+        sealed = bodies + traces * ENVELOPE_BYTES
+        return {"answers": answers, "bytes_per_position": float(sealed) / float(positions)}
 
     def _draftkeep(self, *arguments: str, capture: bool = False) -> str:
         return run_child([*arguments, "--config", str(self.config_path)], capture=capture)

@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
-from draftkeep.cli.traffic import Endpoint
-from draftkeep.cli.workload import WorkItem
+from draftkeep.cli.demo.traffic import Endpoint
+from draftkeep.cli.demo.workload import WorkItem
 
 
 def measure_speed(

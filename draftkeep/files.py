@@ -1,4 +1,4 @@
-"""Directories that appear whole or not at all."""
+"""Files and directories that appear whole or not at all, and stay after a power cut."""
 
 import os
 import shutil
@@ -49,7 +49,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """fsync a file or a directory."""
+    """fsync a file, or a directory so that creations, renames and unlinks in it are durable."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

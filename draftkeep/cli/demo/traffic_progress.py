@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from draftkeep.cli.workload import WorkItem
+from draftkeep.cli.demo.workload import WorkItem
 
 
 @contextmanager

@@ -5,33 +5,35 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from draftkeep.cli.workload import DOMAINS
+from draftkeep.cli.demo.workload import DOMAINS
+from draftkeep.config import load_config
+from draftkeep.errors import ConfigError
 
 TENANT = "demo"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """The size of a run. The rounds end at `requests` or at `budget_s`, whichever is first."""
+    """The size of a run.
+
+    A round ends with its requests, or at its budget; round one goes on past the budget until
+    `round_one_least` requests were answered, so that enough people were heard to judge by.
+    """
 
     model: str
     round_one_requests: int
+    round_one_least: int
     round_one_budget_s: float
     round_two_requests: int
     round_two_budget_s: float
     speed_prompts: int
     max_tokens: int
     train_s: float
+    train_steps: int | None
+    threads: int
     vocab: int
     layers: int
     workers: int = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """Where the demo's configuration lies."""
-
-    config_path: Path
 
 
 def profile_for(model: str) -> Profile:
@@ -40,48 +42,67 @@ def profile_for(model: str) -> Profile:
         return Profile(
             model=model,
             round_one_requests=220,
+            round_one_least=220,
             round_one_budget_s=30,
             round_two_requests=60,
             round_two_budget_s=10,
             speed_prompts=4,
             max_tokens=24,
-            train_s=10,
+            train_s=60,
+            # So small a model gains nothing from a second thread, and loses to a busy neighbour.
+            train_steps=80,
+            threads=1,
             vocab=256,
             layers=1,
         )
     return Profile(
         model=model,
         round_one_requests=480,
-        round_one_budget_s=170,
+        round_one_least=216,
+        round_one_budget_s=150,
         round_two_requests=120,
         round_two_budget_s=45,
         speed_prompts=6,
         max_tokens=64,
         train_s=110,
+        train_steps=None,
+        threads=0,
         vocab=4096,
         layers=2,
     )
 
 
-def prepare(state_dir: Path, profile: Profile) -> Setup:
-    """Write the demo's configuration and keys once; a second call changes nothing."""
+def prepare(state_dir: Path, profile: Profile) -> Path:
+    """Write the demo's configuration and keys once, and return the configuration's path.
+
+    A second call changes nothing. ConfigError where the directory holds a demo of another model.
+    """
     folder = state_dir / "demo"
     folder.mkdir(parents=True, exist_ok=True)
     config_path = state_dir / "config.toml"
-    if not config_path.exists():
+    if config_path.exists():
+        made_with = load_config(config_path).model.target
+        if made_with != profile.model:
+            raise ConfigError(
+                f"{state_dir} holds a demo of {made_with!r}, got --model {profile.model!r}; "
+                "add --fresh to start over, or choose another --state-dir"
+            )
+    else:
         text = _config(
             state_dir, profile, _secret(folder / "api.key"), _secret(folder / "admin.key")
         )
         temporary = config_path.with_suffix(".tmp")
         temporary.write_text(text)
         temporary.replace(config_path)
-    return Setup(config_path=config_path)
+    return config_path
 
 
 def _secret(path: Path) -> str:
     if not path.exists():
-        path.touch(mode=0o600)
-        path.write_text(secrets.token_urlsafe(32))
+        temporary = path.with_suffix(".tmp")
+        temporary.touch(mode=0o600)
+        temporary.write_text(secrets.token_urlsafe(32))
+        temporary.replace(path)
     return path.read_text()
 
 
@@ -94,6 +115,7 @@ state_dir = {_quote(str(state_dir.resolve()))}
 
 [model]
 target = {_quote(profile.model)}
+threads = {profile.threads}
 
 [serve]
 port = 0
@@ -105,6 +127,7 @@ admin_key_sha256 = "{_sha256(admin_key)}"
 layers = {profile.layers}
 vocab = {profile.vocab}
 seconds = {profile.train_s}
+{f"steps = {profile.train_steps}" if profile.train_steps else ""}
 
 [[tenants]]
 name = "{TENANT}"

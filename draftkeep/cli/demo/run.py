@@ -14,23 +14,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from draftkeep.cli.demo_setup import Profile, prepare, profile_for
-from draftkeep.cli.demo_stages import Stages
-from draftkeep.cli.report import write_report
-from draftkeep.cli.server_process import ServerProcess
+from draftkeep.cli.demo.report import write_report
+from draftkeep.cli.demo.server_process import ServerProcess
+from draftkeep.cli.demo.setup import Profile, prepare, profile_for
+from draftkeep.cli.demo.stages import Stages
 from draftkeep.errors import ConfigError
-
-STAGES = (
-    "cold drafter",
-    "round one",
-    "compaction",
-    "distillation",
-    "hot swap",
-    "round two",
-    "speed",
-    "erasure",
-    "audit",
-)
 
 
 def demo(
@@ -43,7 +31,12 @@ def demo(
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete that directory first.")] = False,
 ) -> None:
     """Watch a drafter learn from its own service's traffic, then erase a person from it."""
-    run_demo(model=model, state_dir=state_dir, fresh=fresh, console=Console())
+    console = Console()
+    try:
+        run_demo(model=model, state_dir=state_dir, fresh=fresh, console=console)
+    except KeyboardInterrupt:
+        console.print("\nInterrupted. The same command without --fresh goes on from here.")
+        raise
 
 
 def run_demo(*, model: str, state_dir: Path, fresh: bool, console: Console) -> None:
@@ -51,12 +44,12 @@ def run_demo(*, model: str, state_dir: Path, fresh: bool, console: Console) -> N
     if fresh:
         _remove(state_dir)
     profile = profile_for(model)
-    setup = prepare(state_dir, profile)
+    config_path = prepare(state_dir, profile)
     progress = Progress(state_dir / "demo" / "progress.json")
     if progress.done("audit"):
         console.print("This demo has already finished; --fresh starts over.")
     else:
-        _run_stages(profile, setup.config_path, state_dir, progress, console)
+        _run_stages(profile, config_path, state_dir, progress, console)
     write_report(state_dir, progress.outcomes, profile, console)
 
 
@@ -71,12 +64,12 @@ def _run_stages(
             server=server,
             console=console,
         )
-        for number, name in enumerate(STAGES, start=1):
+        for number, (name, stage) in enumerate(stages.in_order(), start=1):
             if progress.done(name):
                 continue
-            console.rule(f"[bold]{number}/{len(STAGES)} {name}", align="left")
+            console.rule(f"[bold]{number}/{len(stages.in_order())} {name}", align="left")
             started = time.monotonic()
-            outcome = stages.run(name, progress.outcomes)
+            outcome = stage(progress.outcomes)
             progress.finish(name, outcome, seconds=time.monotonic() - started)
 
 

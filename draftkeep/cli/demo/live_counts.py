@@ -5,7 +5,8 @@ from collections import Counter
 from pathlib import Path
 from types import TracebackType
 
-from draftkeep.cli.traffic import Endpoint
+from draftkeep.cli.demo.traffic import Endpoint
+from draftkeep.errors import DraftkeepError
 
 Groups = dict[str, dict[str, int]]
 
@@ -31,13 +32,19 @@ class LiveCounts:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is not None and not issubclass(kind, KeyboardInterrupt):
-            return
-        for domain, counts in self._read().items():
+        try:
+            counted = self._read()
+        except DraftkeepError:
+            if kind is None:
+                raise
+            return  # the server is gone; the error under way says more than this one
+        for domain, counts in counted.items():
             grown = Counter(counts)
             grown.subtract(self._before.get(domain, {}))
             self.totals[domain] = dict(grown + Counter(self.totals.get(domain, {})))
-        self._path.write_text(json.dumps(self.totals))
+        temporary = self._path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(self.totals))
+        temporary.replace(self._path)
 
     def _read(self) -> Groups:
         with self._endpoint.client() as client:

@@ -10,7 +10,7 @@ from types import TracebackType
 import httpx
 from rich.console import Console
 
-from draftkeep.cli.traffic import Endpoint
+from draftkeep.cli.demo.traffic import Endpoint
 from draftkeep.errors import DraftkeepError
 
 START_TIMEOUT_S = 180.0
@@ -36,6 +36,8 @@ class ServerProcess:
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
+                # Ctrl-C is the demo's to handle: it still reads the server's counters first.
+                start_new_session=True,
             )
         try:
             with self._console.status("Starting the serving node"):

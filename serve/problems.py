@@ -1,0 +1,41 @@
+"""ProblemLog: what goes wrong while a node serves on, logged by kind and never by content."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+EVERY_S = 1.0
+_log = logging.getLogger(__name__)
+
+
+class ProblemLog:
+    """Logs at most one line a second for each kind, with how many were left out since the last.
+
+    Of an exception only the type is logged: its text may hold anything. Thread-safe. Kinds are
+    few and the caller's own words, never a request's.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._next_s: dict[str, float] = {}
+        self._held_back: dict[str, int] = {}
+
+    def problem(self, kind: str, error: BaseException) -> None:
+        """A part of serving failed with `error` and was given up."""
+        self._say(f"{kind} failed with {type(error).__name__}")
+
+    def drop(self, reason: str) -> None:
+        """A captured trace was lost."""
+        self._say(f"a trace was dropped: {reason}")
+
+    def _say(self, message: str) -> None:
+        now_s = self._clock()
+        with self._lock:
+            if now_s < self._next_s.get(message, now_s):
+                self._held_back[message] = self._held_back.get(message, 0) + 1
+                return
+            self._next_s[message] = now_s + EVERY_S
+            more = self._held_back.pop(message, 0)
+        _log.error("%s%s", message, f" ({more} more since the last line)" if more else "")
