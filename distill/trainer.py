@@ -32,7 +32,7 @@ _MEASURE_S = 15.0
 class TrainProgress:
     """One report, made after every update. `fraction` of the budget is used.
 
-    `loss` is a running mean in nats a state. `agreement` is the share of watched positions
+    `loss` is a running mean in nats a position. `agreement` is the share of watched positions
     where the drafter's best token is the target's best; None in reports that did not measure it.
     """
 

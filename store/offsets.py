@@ -66,8 +66,9 @@ def locate(catalog: Catalog, log: Log) -> LogOffset:
     stored = known.get(topic)
     if stored is not None and following < stored:
         raise StoreError(
-            f"the log ends at offset {following}, below the stored {stored}: it was restored from "
-            f"an older copy; to read it from the start, drop its stored offset: {_FORGET}"
+            f"the log of cluster {cluster} ends at offset {following}, below the stored {stored}: "
+            "it was restored from an older copy; to read it from the start, drop its stored "
+            f"offset: {_FORGET}"
         )
     return LogOffset(identity=identity, stored=stored, first=first, following=following)
 

@@ -1,4 +1,4 @@
-"""One pass of the compactor and the sweeper, and the loop around it. Needs no key."""
+"""One pass of everything that moves or removes bytes, and the loop around it. Needs no key."""
 
 import time
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 
 from draftkeep.config import Config
+from draftkeep.distill.resume import drop_contaminated
 from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.store.anchors import ISSUER, read_anchor
 from draftkeep.store.catalog import Catalog
@@ -17,7 +18,7 @@ TARGET_SHARD_BYTES = 128 * 1024**2
 
 
 def compact_once(config: Config) -> dict[str, Any]:
-    """Read the log to its end, rewrite erased rows, merge, sweep; returns the counts."""
+    """Read the log to its end, rewrite erased rows, merge, sweep shards and checkpoints."""
     catalog = Catalog.open(config.state_dir / "catalog.db")
     log = SqliteLog.open_reader(config.state_dir / "log" / "traces")
     shards = config.state_dir / "shards"
@@ -35,6 +36,7 @@ def compact_once(config: Config) -> dict[str, Any]:
         rewritten = compactor.rewrite_erased()
         compactor.merge(TARGET_SHARD_BYTES)
         swept = Sweeper(catalog, shards, clock=time.time).run_once()
+        checkpoints = drop_contaminated(catalog, config.state_dir / "jobs")
     finally:
         log.close()
         catalog.close()
@@ -43,6 +45,7 @@ def compact_once(config: Config) -> dict[str, Any]:
         "rows_rewritten_away": rewritten.rows_removed,
         "shards_expired": swept.shards,
         "orphans_removed": swept.orphans,
+        "checkpoints_removed": checkpoints,
     }
 
 

@@ -98,7 +98,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 def test_a_full_disk_costs_traces_and_a_signal_costs_nothing(server: Server) -> None:
     before = [server.ask(seed) for seed in range(4)]
-    assert server.capture() == {"acknowledged": 4, "drops": {}, "pending": 0}
+    assert server.capture() == {"acknowledged": 4, "drops": {}, "pending": 0, "cut": 0}
     server.limit_files(4096)
     assert [server.ask(seed) for seed in range(4)] == before
     stats = server.capture()
