@@ -24,13 +24,13 @@ class ProblemLog:
 
     def problem(self, kind: str, error: BaseException) -> None:
         """A part of serving failed with `error` and was given up."""
-        self._say(f"{kind} failed with {type(error).__name__}")
+        self._say(logging.ERROR, f"{kind} failed with {type(error).__name__}")
 
     def drop(self, reason: str) -> None:
         """A captured trace was lost."""
-        self._say(f"a trace was dropped: {reason}")
+        self._say(logging.WARNING, f"a trace was dropped: {reason}")
 
-    def _say(self, message: str) -> None:
+    def _say(self, level: int, message: str) -> None:
         now_s = self._clock()
         with self._lock:
             if now_s < self._next_s.get(message, now_s):
@@ -38,4 +38,4 @@ class ProblemLog:
                 return
             self._next_s[message] = now_s + EVERY_S
             more = self._held_back.pop(message, 0)
-        _log.error("%s%s", message, f" ({more} more since the last line)" if more else "")
+        _log.log(level, "%s%s", message, f" ({more} more since the last line)" if more else "")

@@ -120,6 +120,7 @@ def test_a_full_disk_costs_traces_and_a_signal_costs_nothing(server: Server) -> 
     lines = [json.loads(line) for line in server.stderr().splitlines()]
     assert all({"time", "level", "logger", "message"} <= set(line) for line in lines)
     assert not [line for line in lines if line["level"] in ("ERROR", "CRITICAL")]
+    assert [line for line in lines if line["message"].startswith("a trace was dropped: ")]
 
 
 def test_a_taken_port_is_refused_with_the_reason(tmp_path: Path) -> None:
