@@ -41,7 +41,7 @@ types: $(INSTALLED) ## mypy, strict
 	$(BIN)/mypy
 
 unit: $(INSTALLED) ## pytest
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 format: $(INSTALLED) ## let ruff rewrite the files
 	$(BIN)/ruff check --fix .

@@ -166,7 +166,7 @@ def load_config(path: Path | None, environ: Mapping[str, str] | None = None) -> 
     try:
         return Config.model_validate(data)
     except ValidationError as error:
-        where = str(path) if path is not None else "the environment"
+        where = f"{path} or the environment" if path is not None else "the environment"
         raise ConfigError(f"{where}: {_explain(error)}") from None
 
 

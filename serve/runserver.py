@@ -1,10 +1,13 @@
 """Runs the app under uvicorn on a socket of its own, so that port 0 means a free one."""
 
 import contextlib
+import fcntl
 import json
+import logging
 import signal
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -16,6 +19,7 @@ from draftkeep.serve.logs import log_to_stderr
 from draftkeep.serve.node import Node
 
 GRACE_S = 5
+_log = logging.getLogger(__name__)
 
 
 def serve(config: Config) -> None:
@@ -26,7 +30,10 @@ def serve(config: Config) -> None:
     requests are taken. Raises ConfigError or ModelError where the node cannot start.
     """
     log_to_stderr()
-    with contextlib.closing(_listen(config.serve.host, config.serve.port)) as listener:
+    with (
+        _only_node(config.state_dir),
+        contextlib.closing(_listen(config.serve.host, config.serve.port)) as listener,
+    ):
         node = Node.build(config)
         try:
             _run(node, config, listener)
@@ -49,8 +56,12 @@ def _run(node: Node, config: Config, listener: socket.socket) -> None:
     )
     with _signals_stop(server):
         node.start()
-        _write_address(config, listener)
-        server.run(sockets=[listener])
+        url = _write_address(config, listener)
+        _log.info("serving %s on %s for %d tenants", node.model_id, url, len(config.tenants))
+        try:
+            server.run(sockets=[listener])
+        finally:
+            (config.state_dir / "serve.json").unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -87,11 +98,28 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _write_address(config: Config, listener: socket.socket) -> None:
-    """Tell whoever waits for it where the node listens."""
+@contextlib.contextmanager
+def _only_node(state_dir: Path) -> Iterator[None]:
+    """Hold the state directory's node lock; a second node would serve and capture nothing."""
+    state_dir.mkdir(parents=True, exist_ok=True)
+    with (state_dir / "serve.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(
+                f"another serving node uses {state_dir}; stop it, or give this one a state_dir "
+                "of its own"
+            ) from None
+        yield
+
+
+def _write_address(config: Config, listener: socket.socket) -> str:
+    """Tell whoever waits for it where the node listens; returns the URL."""
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     path = config.state_dir / "serve.json"
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"url": f"http://{shown}:{port}"}))
+    url = f"http://{shown}:{port}"
+    temporary.write_text(json.dumps({"url": url}))
     temporary.replace(path)
+    return url

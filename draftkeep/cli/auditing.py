@@ -1,11 +1,12 @@
 """Audit questions from the command line, and rows printed as a table."""
 
+import json
 import time
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
+from draftkeep.cli.tables import plain_table
 from draftkeep.config import Config
 from draftkeep.errors import ConfigError
 from draftkeep.store.audit import AuditResult, AuditSession
@@ -34,13 +35,16 @@ def open_existing(config: Config) -> Catalog:
 
 def print_result(result: AuditResult, console: Console) -> None:
     """Print a table, and say so where rows were cut off."""
-    table = Table(*result.columns, header_style="bold")
-    for row in result.rows:
-        table.add_row(*(_shown(value) for value in row))
-    console.print(table)
+    console.print(plain_table(result.columns, result.rows))
     if result.truncated:
         console.print(f"only the first {len(result.rows)} rows; narrow the question for the rest")
 
 
-def _shown(value: Any) -> str:
-    return value.hex() if isinstance(value, bytes) else "" if value is None else str(value)
+def print_json(result: AuditResult) -> None:
+    """Print one JSON object a line; bytes as hexadecimal, times and lists as JSON has them."""
+    for row in result.rows:
+        print(json.dumps(dict(zip(result.columns, row, strict=True)), default=_json))
+
+
+def _json(value: Any) -> Any:
+    return value.hex() if isinstance(value, bytes) else str(value)

@@ -69,9 +69,11 @@ def audit(
     sql: Annotated[str | None, typer.Argument(help="One SELECT over the audit views.")] = None,
     config: ConfigOption = None,
     report: Annotated[str | None, typer.Option(help="A named report instead of SQL.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """Ask in SQL what is stored, until when, and what was erased. Content stays sealed."""
-    from draftkeep.cli.auditing import ask, print_result
+    from draftkeep.cli.auditing import ask, print_json, print_result
+    from draftkeep.cli.tables import table_console
     from draftkeep.store.audit_views import REPORTS
 
     names = ", ".join(sorted(REPORTS))
@@ -80,7 +82,11 @@ def audit(
     if report is not None and report not in REPORTS:
         raise InputError(f"no report of that name; reports: {names}")
     question = sql or REPORTS[report or ""]
-    print_result(ask(load_config(config), question), Console())
+    result = ask(load_config(config), question)
+    if json:
+        print_json(result)
+    else:
+        print_result(result, table_console())
 
 
 @app.command()
@@ -104,8 +110,9 @@ def erase(
 def drafters_list(config: ConfigOption = None) -> None:
     """List every drafter with its status, parent and measures."""
     from draftkeep.cli.drafters import list_table
+    from draftkeep.cli.tables import table_console
 
-    Console().print(list_table(load_config(config)))
+    table_console().print(list_table(load_config(config)))
 
 
 @drafters_app.command("cold")

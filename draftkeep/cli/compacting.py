@@ -7,6 +7,7 @@ from rich.console import Console
 
 from draftkeep.config import Config
 from draftkeep.distill.resume import drop_contaminated
+from draftkeep.errors import ConfigError
 from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.store.anchors import ISSUER, read_anchor
 from draftkeep.store.catalog import Catalog
@@ -19,6 +20,7 @@ TARGET_SHARD_BYTES = 128 * 1024**2
 
 def compact_once(config: Config) -> dict[str, Any]:
     """Read the log to its end, rewrite erased rows, merge, sweep shards and checkpoints."""
+    issuer_public = read_anchor(config.state_dir, ISSUER)
     catalog = Catalog.open(config.state_dir / "catalog.db")
     log = SqliteLog.open_reader(config.state_dir / "log" / "traces")
     shards = config.state_dir / "shards"
@@ -28,7 +30,7 @@ def compact_once(config: Config) -> dict[str, Any]:
             catalog,
             shards,
             clock=time.time,
-            issuer_public=read_anchor(config.state_dir, ISSUER),
+            issuer_public=issuer_public,
         )
         reports = [compactor.run_once()]
         while reports[-1].read:
@@ -52,10 +54,18 @@ def compact_once(config: Config) -> dict[str, Any]:
 def compact_forever(config: Config, *, every_s: float) -> None:
     """Compact until interrupted, one line of counts whenever there was something to do."""
     console = Console()
+    waiting = False
     while True:
-        report = compact_once(config)
-        if any(report.values()):
-            console.print_json(data=report, indent=None)
+        try:
+            report = compact_once(config)
+        except ConfigError as error:
+            # A compactor may be started before the node that makes what it reads.
+            if not waiting:
+                console.print(f"waiting: {error}", markup=False)
+            waiting = True
+        else:
+            if any(report.values()):
+                console.print_json(data=report, indent=None)
         time.sleep(every_s)
 
 

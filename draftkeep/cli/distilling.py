@@ -1,10 +1,12 @@
 """A distillation job with progress bars, its outcome printed and left in `jobs/last.json`."""
 
 import json
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from draftkeep.cli.tables import plain_table
 from draftkeep.config import Config
 from draftkeep.distill.job import run_job
 from draftkeep.distill.progress import JobProgress
@@ -39,9 +41,32 @@ def distill_with_progress(config: Config, *, tenant: str) -> JobResult:
         result = run_job(config, tenant=tenant, progress=progress)
     record = result.as_json()
     write_file(config.state_dir / "jobs" / "last.json", json.dumps(record, indent=1).encode())
-    verdict = f"The gate's verdict: [bold]{record['status']}[/bold]"
-    console.print("; ".join([verdict, *record["reasons"]]))
+    _print_outcome(record, config, console)
     return result
+
+
+def _print_outcome(record: dict[str, Any], config: Config, console: Console) -> None:
+    counts = record["counts"]
+    console.print(f"The job ended: [bold]{record['status']}[/bold]", *record["reasons"])
+    if record["status"] == "too_few_traces":
+        have = counts.get("training_traces", counts.get("sealed", 0))
+        console.print(
+            f"{have} traces to train on, distill.min_traces is {config.distill.min_traces}"
+        )
+    if record["replay"]:
+        rows = [
+            (name, *("" if value is None else f"{value:.3f}" for value in pair.values()))
+            for name, pair in sorted(record["replay"].items())
+        ]
+        console.print(
+            f"Replay acceptance on {counts.get('held_out_traces', 0)} held-out traces "
+            f"(the gate wants {config.distill.gate_min_held_out} requests):"
+        )
+        console.print(plain_table(("domain", "before", "after"), rows))
+    if record["drafter"]:
+        console.print(
+            f"{record['scope']}/{config.serve.channel} points at {record['drafter'][:12]}"
+        )
 
 
 def _note(report: JobProgress) -> str:

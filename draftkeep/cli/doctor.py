@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from draftkeep.cli.tables import plain_table, table_console
 from draftkeep.config import Config, load_config
 from draftkeep.errors import DraftkeepError
 
 MIN_FREE_BYTES = 2 * 1024**3
-MARKS = {"ok": "[green]ok[/green]", "warn": "[yellow]warn[/yellow]", "fail": "[red]fail[/red]"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +34,8 @@ def doctor(
 ) -> None:
     """Check model, tokenizer, drafter, keys, log, catalog and disk; name the remedy for each."""
     findings = examine(load_config(config))
-    table = Table("check", "", "found", "remedy", header_style="bold")
-    for finding in findings:
-        table.add_row(finding.check, MARKS[finding.status], finding.detail, finding.remedy)
-    Console().print(table)
+    rows = [(item.check, item.status, item.detail, item.remedy) for item in findings]
+    table_console().print(plain_table(("check", "status", "found", "remedy"), rows))
     if any(finding.status == "fail" for finding in findings):
         raise typer.Exit(1)
 
@@ -82,8 +78,8 @@ def _tenants(config: Config) -> Finding:
             detail="none configured, so every request is refused",
             remedy="add a [[tenants]] table with a name and api_key_sha256",
         )
-    silent = [tenant.name for tenant in config.tenants if tenant.capture == "never"]
-    detail = f"{len(config.tenants)} configured, {len(silent)} of them never captured"
+    modes = ", ".join(f"{tenant.name} ({tenant.capture})" for tenant in config.tenants)
+    detail = f"{len(config.tenants)} configured: {modes}"
     return Finding(check="tenants", status="ok", detail=detail)
 
 
@@ -154,9 +150,17 @@ def _drafter(config: Config) -> Finding:
 
 def _keys(config: Config) -> Finding:
     from draftkeep.policies.keyring import JobKeys
+    from draftkeep.store.anchors import ISSUER
 
     path = config.keys_path
     if not (path / "keyring.db").exists() and not any(path.glob("*.kek")):
+        if (config.state_dir / "anchors" / ISSUER).exists():
+            return Finding(
+                check="keys",
+                status="fail",
+                detail=f"none in {path}, but {config.state_dir} was used with a keyring",
+                remedy="set keys_dir to where it lies; if it is lost, see docs/operations.md",
+            )
         return Finding(
             check="keys", status="ok", detail=f"none in {path} yet; made at the first start"
         )

@@ -5,31 +5,49 @@ import time
 from rich.table import Table
 
 from draftkeep.cli.auditing import open_existing
+from draftkeep.cli.tables import plain_table
 from draftkeep.config import Config
 from draftkeep.policies.signing import SigningKey
 from draftkeep.store.anchors import GATE, publish_anchor
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.registry import EVERYONE, Registry, scope_of, tenant_scope
 
+# The rest is in the catalog: draftkeep audit "SELECT measures FROM drafters".
+SHOWN = ("replay", "tokens_per_step", "estimated_speed_up")
+
 
 def list_table(config: Config) -> Table:
-    """One row a drafter, newest first."""
-    table = Table("drafter", "scope", "status", "signed", "parent", "created", "measures")
+    """One row a drafter, newest first, with the channels that point at it."""
+    columns = ("drafter", "status", "channels", "scope", "signed", "parent", "created", "measures")
     catalog = open_existing(config)
     try:
-        for row in Registry(catalog, config.state_dir / "drafters").list():
-            table.add_row(
+        registry = Registry(catalog, config.state_dir / "drafters")
+        scopes = {EVERYONE, *(tenant_scope(tenant.name) for tenant in config.tenants)}
+        serving = {scope: registry.channel(scope, config.serve.channel) for scope in scopes}
+        rows = [
+            (
                 row.digest.hex()[:12],
-                row.scope,
                 row.status,
+                ", ".join(
+                    sorted(
+                        f"{scope}/{config.serve.channel}"
+                        for scope, digest in serving.items()
+                        if digest == row.digest
+                    )
+                ),
+                row.scope,
                 "yes" if row.signed else "no",
                 row.parent.hex()[:12] if row.parent else "",
                 time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(row.created_s)),
-                ", ".join(f"{name} {value:.3f}" for name, value in sorted(row.measures.items())),
+                ", ".join(
+                    f"{name} {row.measures[name]:.3f}" for name in SHOWN if name in row.measures
+                ),
             )
+            for row in registry.list()
+        ]
     finally:
         catalog.close()
-    return table
+    return plain_table(columns, rows)
 
 
 def publish_cold(config: Config) -> bytes:

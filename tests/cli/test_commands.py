@@ -1,8 +1,10 @@
 """The command line: its surface, and how it says no."""
 
 import hashlib
+import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ from draftkeep.cli.doctor import examine
 from draftkeep.cli.drafters import publish_cold
 from draftkeep.config import Config, load_config
 from draftkeep.errors import ConfigError
+from draftkeep.policies.keyring import Keyring
+from draftkeep.store.anchors import ISSUER, publish_anchor
 from draftkeep.store.catalog import Catalog
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "cli.txt"
@@ -148,9 +152,41 @@ def test_a_path_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
 
 def test_erasing_somebody_nobody_has_seen_says_so(config: Config, tmp_path: Path) -> None:
     Catalog.open(config.state_dir / "catalog.db").close()
+    Keyring.open(config.keys_path, retention=config.retention, clock=time.time).close()
     result = run("erase", "--subject", "nobody", "--config", "config.toml", cwd=tmp_path)
     assert result.returncode == 0
-    assert '"keys_destroyed": 0' in result.stdout
+    assert json.loads(result.stdout)["known"] is False
+
+
+def test_erasing_without_the_right_keys_is_refused(config: Config, tmp_path: Path) -> None:
+    Catalog.open(config.state_dir / "catalog.db").close()
+    arguments = ("erase", "--subject", "user-1", "--config", "config.toml")
+    refused = run(*arguments, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "check keys_dir" in refused.stderr
+    assert not config.keys_path.exists()
+    publish_anchor(config.state_dir, ISSUER, bytes(32))
+    Keyring.open(config.keys_path, retention=config.retention, clock=time.time).close()
+    refused = run(*arguments, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "do not belong" in refused.stderr
+
+
+def test_doctor_misses_keys_that_were_there(config: Config) -> None:
+    publish_anchor(config.state_dir, ISSUER, bytes(32))
+    finding = next(item for item in examine(config) if item.check == "keys")
+    assert finding.status == "fail"
+
+
+def test_a_cell_is_never_markup(config: Config, tmp_path: Path) -> None:
+    Catalog.open(config.state_dir / "catalog.db").close()
+    sql = "SELECT '[/x][red]y[/red]' AS \"[z]\", 'FF'::BLOB AS b"
+    shown = run("audit", sql, "--config", "config.toml", cwd=tmp_path)
+    assert shown.returncode == 0
+    assert "[/x][red]y[/red]" in shown.stdout
+    assert "[z]" in shown.stdout
+    lines = run("audit", sql, "--json", "--config", "config.toml", cwd=tmp_path)
+    assert json.loads(lines.stdout) == {"[z]": "[/x][red]y[/red]", "b": "4646"}
 
 
 def test_doctor_refuses_a_context_the_model_does_not_have(config: Config) -> None:
