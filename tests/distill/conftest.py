@@ -334,10 +334,7 @@ def target_dir(target: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactor
 
 
 def _keys_that_hold_some_out(root: Path, clock: HandClock) -> Path:
-    """A keys directory under which a usual share of `user-000` to `user-079` is held out.
-
-    Who is held out follows from a random key, and now and then too few are for a gate to judge.
-    """
+    """A keys directory whose random key holds out enough of `user-000` to `user-079` to judge."""
     retention = RetentionConfig(period_s=PERIOD_S, ttl_s=TTL_S)
     while True:
         directory = root / f"keys-{random.randrange(10**9)}"
