@@ -14,6 +14,7 @@ import uvicorn
 
 from draftkeep.config import Config
 from draftkeep.errors import ConfigError
+from draftkeep.files import write_file
 from draftkeep.serve.api import build_app
 from draftkeep.serve.logs import log_to_stderr
 from draftkeep.serve.node import Node
@@ -117,9 +118,6 @@ def _write_address(config: Config, listener: socket.socket) -> str:
     """Tell whoever waits for it where the node listens; returns the URL."""
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    path = config.state_dir / "serve.json"
-    temporary = path.with_suffix(".tmp")
     url = f"http://{shown}:{port}"
-    temporary.write_text(json.dumps({"url": url}))
-    temporary.replace(path)
+    write_file(config.state_dir / "serve.json", json.dumps({"url": url}).encode())
     return url

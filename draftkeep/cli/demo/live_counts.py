@@ -7,6 +7,7 @@ from types import TracebackType
 
 from draftkeep.cli.demo.traffic import Endpoint
 from draftkeep.errors import DraftkeepError
+from draftkeep.files import write_file
 
 Groups = dict[str, dict[str, int]]
 
@@ -42,9 +43,7 @@ class LiveCounts:
             grown = Counter(counts)
             grown.subtract(self._before.get(domain, {}))
             self.totals[domain] = dict(grown + Counter(self.totals.get(domain, {})))
-        temporary = self._path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(self.totals))
-        temporary.replace(self._path)
+        write_file(self._path, json.dumps(self.totals).encode())
 
     def _read(self) -> Groups:
         with self._endpoint.client() as client:

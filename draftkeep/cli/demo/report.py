@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from draftkeep.cli.demo.setup import Profile
+from draftkeep.files import write_file
 
 Outcomes = dict[str, dict[str, Any]]
 
@@ -17,9 +18,7 @@ def write_report(
 ) -> dict[str, Any]:
     """Print the table, write `report.json` and `report.png`, and return the report."""
     report = build_report(outcomes, profile)
-    temporary = state_dir / "report.json.tmp"
-    temporary.write_text(json.dumps(report, indent=1))
-    temporary.replace(state_dir / "report.json")
+    write_file(state_dir / "report.json", json.dumps(report, indent=1).encode())
     _picture(report, state_dir / "report.png")
     console.print(_table(report))
     _print_rest(report, state_dir, console)

@@ -19,6 +19,7 @@ from draftkeep.cli.demo.server_process import ServerProcess
 from draftkeep.cli.demo.setup import Profile, prepare, profile_for
 from draftkeep.cli.demo.stages import Stages
 from draftkeep.errors import ConfigError
+from draftkeep.files import write_file
 
 
 def demo(
@@ -89,9 +90,7 @@ class Progress:
     def finish(self, name: str, outcome: dict[str, object], *, seconds: float) -> None:
         """Record a stage's outcome and how long it took."""
         self.outcomes[name] = {**outcome, "seconds": round(seconds, 1)}
-        temporary = self._path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(self.outcomes, indent=1))
-        temporary.replace(self._path)
+        write_file(self._path, json.dumps(self.outcomes, indent=1).encode())
 
 
 def _remove(state_dir: Path) -> None:

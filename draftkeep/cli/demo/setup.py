@@ -8,6 +8,7 @@ from pathlib import Path
 from draftkeep.cli.demo.workload import DOMAINS
 from draftkeep.config import load_config
 from draftkeep.errors import ConfigError
+from draftkeep.files import write_file
 
 TENANT = "demo"
 
@@ -91,9 +92,7 @@ def prepare(state_dir: Path, profile: Profile) -> Path:
         text = _config(
             state_dir, profile, _secret(folder / "api.key"), _secret(folder / "admin.key")
         )
-        temporary = config_path.with_suffix(".tmp")
-        temporary.write_text(text)
-        temporary.replace(config_path)
+        write_file(config_path, text.encode())
     return config_path
 
 

@@ -22,6 +22,7 @@ from draftkeep.cli.demo.traffic_progress import traffic_bar
 from draftkeep.cli.demo.workload import WorkItem, generate
 from draftkeep.config import load_config
 from draftkeep.errors import DraftkeepError
+from draftkeep.files import write_file
 from draftkeep.ingest.record import ENVELOPE_BYTES
 
 SWAP_TIMEOUT_S = 60.0
@@ -180,7 +181,7 @@ class Stages:
         found = count_openable(
             self.config_path, TENANT, aliases_of(self.config_path, TENANT, subject)
         )
-        path.write_text(found.to_json())
+        write_file(path, found.to_json().encode())
         return found
 
     def _audit(self, outcomes: Outcomes) -> Outcome:
