@@ -29,15 +29,22 @@ class ModelConfig(_Section):
     """The served model.
 
     `target` is `smollm2` (the packaged model), `tiny` (a seeded toy), a directory, or a hub name.
-    `threads` 0 leaves torch's own choice.
+    `threads` 0 leaves torch's own choice. `device` is torch's name of where the models live.
     """
 
     target: str = "smollm2"
     threads: int = Field(default=0, ge=0)
+    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:[0-9]+)?)$")
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
 
 class ServeConfig(_Section):
-    """The serving node. Empty hashes mean that nobody has that role."""
+    """The serving node. Empty hashes mean that nobody has that role.
+
+    `floor` drafts while the channel names no drafter. A request that has waited `preempt_after_s`
+    takes the slot that was held longest (0: never). `release` says when a stream's events leave:
+    at once, or one every `release_tick_s`. `/metrics` needs a key unless `open_metrics`.
+    """
 
     host: str = "127.0.0.1"
     port: int = Field(default=8080, ge=0, le=65535)
@@ -46,7 +53,13 @@ class ServeConfig(_Section):
     max_context: int = Field(default=1024, ge=16)
     queue: int = Field(default=256, ge=1)
     speculation: Literal["auto", "fixed", "off"] = "auto"
-    lookahead: int = Field(default=4, ge=1, le=16)
+    lookahead: int = Field(default=8, ge=1, le=16)
+    verification: Literal["coupled", "rejection"] = "coupled"
+    floor: Literal["ngram", "none"] = "ngram"
+    preempt_after_s: float = Field(default=10.0, ge=0)
+    release: Literal["immediate", "paced"] = "immediate"
+    release_tick_s: float = Field(default=0.05, gt=0, le=10)
+    open_metrics: bool = False
     channel: str = "stable"
     follow_s: float = Field(default=1.0, gt=0)
     admin_key_sha256: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
@@ -105,15 +118,38 @@ class DistillConfig(_Section):
     gate_margin: float = Field(default=0.05, ge=0, le=1)
 
 
+class KeyConfig(_Section):
+    """One API key of a tenant, stored hashed. `scopes` are what a caller with it may do."""
+
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    scopes: tuple[Literal["chat", "completions", "metrics"], ...] = ("chat", "completions")
+
+
+class LimitsConfig(_Section):
+    """What a tenant may use of one node at a time; None is without limit.
+
+    `concurrent` counts choices queued or running, `tokens_per_minute` prompt and output tokens.
+    """
+
+    concurrent: int | None = Field(default=None, ge=1)
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    tokens_per_minute: int | None = Field(default=None, ge=1)
+
+
 class TenantConfig(_Section):
-    """A customer: its key (stored hashed), its domains and what it consents to.
+    """A customer: its keys (stored hashed), its limits, its domains and what it consents to.
+
+    `api_key_sha256` is the short form of one key that may chat and complete; `keys` are further
+    ones.
 
     `capture`: `never`; `opt_in` needs `store: true` in a request; `opt_out` captures unless the
     request says `store: false`. `consent` is the widest scope its traces may be used in.
     """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
-    api_key_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    api_key_sha256: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
+    keys: tuple[KeyConfig, ...] = ()
+    limits: LimitsConfig = LimitsConfig()
     domains: tuple[str, ...] = ()
     hide_domain: bool = False
     capture: Literal["never", "opt_in", "opt_out"] = "opt_in"

@@ -55,7 +55,11 @@ class UnavailableError(DraftkeepError):
 
 
 class BusyError(DraftkeepError):
-    """A bound was reached; the same call may succeed later."""
+    """A bound was reached; the same call may succeed after `retry_after_s`."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class FormatError(DraftkeepError):

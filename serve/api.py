@@ -9,19 +9,17 @@ import json
 import random
 import secrets
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
-from draftkeep.errors import DeniedError, DraftkeepError, NotFoundError, UnavailableError
+from draftkeep.errors import DraftkeepError, NotFoundError, UnavailableError
 from draftkeep.ingest.trace import Provenance
 from draftkeep.policies.tenant import TenantPolicy
 from draftkeep.serve import http_errors
-from draftkeep.serve.admin import router as admin_router
-from draftkeep.serve.bearer import bearer_key
-from draftkeep.serve.body_limit import BodyLimit
+from draftkeep.serve.access import ChatTenant, CompletionsTenant, NodeOf, TenantOf
 from draftkeep.serve.capture import CaptureTag
 from draftkeep.serve.detokenize import Detokenizer
 from draftkeep.serve.event_stream import EventStream
@@ -43,47 +41,6 @@ router = APIRouter()
 _coin = random.SystemRandom()
 
 
-def build_app(node: Node) -> FastAPI:
-    """The app over a started node, which stays the caller's to close."""
-    app = FastAPI(title="draftkeep", docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.node = node
-    http_errors.install(app)
-    app.include_router(router)
-    app.include_router(admin_router)
-    app.add_middleware(BodyLimit)
-    return app
-
-
-def node_of(request: Request) -> Node:
-    """The node behind the app."""
-    node: Node = request.app.state.node
-    return node
-
-
-def tenant_of(request: Request, node: Annotated[Node, Depends(node_of)]) -> TenantPolicy:
-    """The tenant whose key the request carries; DeniedError otherwise."""
-    key = bearer_key(request)
-    if not key:
-        raise DeniedError("no API key; send it as Authorization: Bearer KEY")
-    return node.tenants.authenticate(key)
-
-
-NodeOf = Annotated[Node, Depends(node_of)]
-TenantOf = Annotated[TenantPolicy, Depends(tenant_of)]
-
-
-@router.get("/healthz")
-async def healthz(node: NodeOf) -> JSONResponse:
-    """200 while the process and its engine are alive."""
-    return JSONResponse({}, status_code=200 if node.alive else 503)
-
-
-@router.get("/readyz")
-async def readyz(node: NodeOf) -> JSONResponse:
-    """200 while requests are taken."""
-    return JSONResponse({}, status_code=200 if node.ready else 503)
-
-
 @router.get("/v1/models")
 async def models(node: NodeOf, tenant: TenantOf) -> dict[str, Any]:
     """The one model served here."""
@@ -98,7 +55,7 @@ async def model(model_id: str, node: NodeOf, tenant: TenantOf) -> dict[str, Any]
 
 
 @router.post("/v1/chat/completions")
-async def chat(body: ChatRequest, request: Request, node: NodeOf, tenant: TenantOf) -> Any:
+async def chat(body: ChatRequest, request: Request, node: NodeOf, tenant: ChatTenant) -> Any:
     """One chat answer."""
     _check(node, body)
     # In a thread: the template and the encoding of a long prompt would hold up every stream.
@@ -109,7 +66,7 @@ async def chat(body: ChatRequest, request: Request, node: NodeOf, tenant: Tenant
 
 @router.post("/v1/completions")
 async def completions(
-    body: CompletionRequest, request: Request, node: NodeOf, tenant: TenantOf
+    body: CompletionRequest, request: Request, node: NodeOf, tenant: CompletionsTenant
 ) -> Any:
     """One completion."""
     _check(node, body)

@@ -1,4 +1,4 @@
-"""Request and Finished: what goes into the engine and what comes out when one choice has ended.
+"""Request, Emission and Finished: what goes into the engine and what comes out of it.
 
 Suffixes: T output tokens, K the captured list, N drafts of a rejected branch.
 """
@@ -16,13 +16,39 @@ from draftkeep.kernels.sampling import Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """What the target thought of one emitted token: raw natural logs, before every processor.
+
+    `top` holds the (id, logprob) pairs asked for, value descending and ids ascending on ties; the
+    emitted token need not be among them.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emission:
+    """What one step of one request produced.
+
+    `finish` is None until the last one. `logprobs` has an entry for every token where the request
+    asked for them, and is None where it did not.
+    """
+
+    tokens: tuple[int, ...]
+    finish: Finish | None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One choice to generate.
 
-    `on_tokens(tokens, finish)` is called in the engine's thread after every step that produced
-    tokens; `finish` is None until the last call. `on_error(error)` takes its place where the
-    request failed. Both must return at once; an exception in either cancels this request alone.
-    `seed` is modulo 2^64. `group` is a label of similar traffic by which acceptance is followed.
+    `on_tokens(emission)` is called in the engine's thread after every step that produced tokens.
+    `on_error(error)` takes its place where the request failed. Both must return at once; an
+    exception in either cancels this request alone. `seed` is modulo 2^64. `top_logprobs` asks for
+    the raw log-probability of every token and of that many best alternatives (None: no
+    log-probabilities). `group` is a label of similar traffic by which acceptance is followed.
     `tag` is the caller's own and comes back in `Finished`.
     """
 
@@ -31,9 +57,10 @@ class Request:
     sampling: Sampling
     seed: int
     max_tokens: int
-    on_tokens: Callable[[list[int], Finish | None], None]
+    on_tokens: Callable[[Emission], None]
     on_error: Callable[[DraftkeepError], None]
     choice: int = 0
+    top_logprobs: int | None = None
     group: str = "unknown"
     capture: bool = True
     tag: object = None
@@ -72,8 +99,10 @@ class Finished:
 
     Row t of ids_TK, logprobs_TK and tail_T is the target's raw distribution that token t was drawn
     from: natural logs, before every processor, value descending and ids ascending on ties, tail the
-    log of the mass outside the list. K is 0 where nothing was captured. rejected_T is the rejected
-    draft where how_T is CORRECTED, else -1. `tested` and `accepted` count drafts compared with the
+    log of the mass outside the list. K is 0 where nothing was captured. processed_T is the log of
+    each token's probability after every processor, where the verification rule leaves the noise
+    unknown to a replay, else None. rejected_T is the rejected draft where how_T is CORRECTED, else
+    -1. `tested` and `accepted` count drafts compared with the
     target's token up to the end of the output. Times are the engine's clock in seconds.
     """
 
@@ -85,11 +114,48 @@ class Finished:
     tail_T: NDArray[np.float32]
     how_T: NDArray[np.uint8]
     rejected_T: NDArray[np.int32]
+    processed_T: NDArray[np.float32] | None
     branches: tuple[RejectedBranch, ...]
     drafters: tuple[DrafterUse, ...]
     steps: int
     tested: int
     accepted: int
     submitted_s: float
+    started_s: float
     first_s: float
     finished_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowStep:
+    """One request's part of a step.
+
+    `drafted` drafts were proposed, those behind the end of the output not counted; the first
+    `tested` of them were compared and the first `accepted` of those agreed. `emitted` tokens were
+    delivered, `gap_s` after the request's last ones (after its submission for the first).
+    """
+
+    group: str
+    first: bool
+    drafted: int
+    tested: int
+    accepted: int
+    emitted: int
+    gap_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """One decoding step, for whoever counts.
+
+    `drafter` is the digest of the drafter that proposed, empty where none did. `draft_s` and
+    `verify_s` are the two models' forward passes; `total_s` is the whole step with them, prefill
+    not included, so the rest is the engine's own.
+    """
+
+    drafter: bytes
+    width: int
+    draft_s: float
+    verify_s: float
+    total_s: float
+    rows: tuple[RowStep, ...]

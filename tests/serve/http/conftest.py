@@ -25,7 +25,7 @@ from draftkeep.ingest.trace import Trace
 from draftkeep.policies.job_keys import JobKeys
 from draftkeep.policies.signing import SigningKey
 from draftkeep.serve import engine, verification
-from draftkeep.serve.api import build_app
+from draftkeep.serve.app import build_app
 from draftkeep.serve.node import Node
 from draftkeep.store.anchors import GATE, publish_anchor
 from draftkeep.store.drafter import cold_drafter, save_drafter
