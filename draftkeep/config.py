@@ -19,6 +19,8 @@ ENV_PREFIX = "DRAFTKEEP_"
 # Read elsewhere, before there is a configuration: the model cache and the config file's own path.
 _OTHER_ENV = frozenset({"DRAFTKEEP_CACHE", "DRAFTKEEP_CONFIG"})
 MIN_PERIODS_PER_TTL = 4
+Scope = Literal["chat", "completions", "metrics"]
+DEFAULT_SCOPES: tuple[Scope, ...] = ("chat", "completions")
 
 
 class _Section(BaseModel):
@@ -43,7 +45,8 @@ class ServeConfig(_Section):
 
     `floor` drafts while the channel names no drafter. A request that has waited `preempt_after_s`
     takes the slot that was held longest (0: never). `release` says when a stream's events leave:
-    at once, or one every `release_tick_s`. `/metrics` needs a key unless `open_metrics`.
+    at once, or one every `release_tick_s`. `/metrics` needs a key unless `open_metrics`. Requests
+    under way have `grace_s` to finish once the node is told to stop.
     """
 
     host: str = "127.0.0.1"
@@ -60,6 +63,7 @@ class ServeConfig(_Section):
     release: Literal["immediate", "paced"] = "immediate"
     release_tick_s: float = Field(default=0.05, gt=0, le=10)
     open_metrics: bool = False
+    grace_s: float = Field(default=20.0, ge=0)
     channel: str = "stable"
     follow_s: float = Field(default=1.0, gt=0)
     admin_key_sha256: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
@@ -122,7 +126,7 @@ class KeyConfig(_Section):
     """One API key of a tenant, stored hashed. `scopes` are what a caller with it may do."""
 
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-    scopes: tuple[Literal["chat", "completions", "metrics"], ...] = ("chat", "completions")
+    scopes: tuple[Scope, ...] = Field(default=DEFAULT_SCOPES, min_length=1)
 
 
 class LimitsConfig(_Section):
@@ -156,6 +160,21 @@ class TenantConfig(_Section):
     consent: Literal["tenant", "pool", "everyone"] = "tenant"
     policy_version: int = Field(default=1, ge=1)
 
+    @model_validator(mode="after")
+    def _reachable(self) -> "TenantConfig":
+        if not self.all_keys:
+            raise ValueError(
+                f"tenant {self.name} has no key; set api_key_sha256 or keys (draftkeep keygen "
+                "makes one)"
+            )
+        return self
+
+    @property
+    def all_keys(self) -> tuple[KeyConfig, ...]:
+        """Every key, the short form's first."""
+        short = (KeyConfig(sha256=self.api_key_sha256),) if self.api_key_sha256 else ()
+        return short + self.keys
+
 
 class Config(_Section):
     """Everything a process needs to know. `keys_dir` defaults to `keys` in the state directory."""
@@ -175,6 +194,18 @@ class Config(_Section):
         names = [tenant.name for tenant in self.tenants]
         if len(set(names)) != len(names):
             raise ValueError("two tenants have the same name; names must be unique")
+        return self
+
+    @model_validator(mode="after")
+    def _unique_keys(self) -> "Config":
+        hashes = [key.sha256 for tenant in self.tenants for key in tenant.all_keys]
+        if self.serve.admin_key_sha256:
+            hashes.append(self.serve.admin_key_sha256)
+        if len(set(hashes)) != len(hashes):
+            raise ValueError(
+                "one key is configured twice among api_key_sha256, keys and "
+                "serve.admin_key_sha256; give every use a key of its own"
+            )
         return self
 
     @property

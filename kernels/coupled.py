@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftkeep.errors import ModelError
-from draftkeep.kernels.processors import process
+from draftkeep.kernels.draw import Noise, draw
+from draftkeep.kernels.draw import choose as choose
 from draftkeep.kernels.sampling import Sampling
 
 
@@ -24,18 +25,15 @@ from draftkeep.kernels.sampling import Sampling
 class Verified:
     """What one verification step emits.
 
-    `tokens` are the target's own tokens, at least one. The first `accepted` of them equal their
-    drafts; `tested` counts the drafts that were compared, so tested - accepted is 0 or 1.
+    `tokens` is at least one. The first `accepted` of them equal their drafts; `tested` counts the
+    drafts that were judged, so tested - accepted is 0 or 1. `logprobs` is the log of each token's
+    processed probability where the rule is rejection, else None.
     """
 
     tokens: tuple[int, ...]
     accepted: int
     tested: int
-
-
-def choose(scores_V: NDArray[np.float64], noise_V: NDArray[np.float64] | None) -> int:
-    """The drawn token: argmax(scores + noise), or argmax(scores) without noise; ties lowest id."""
-    return int(np.argmax(scores_V if noise_V is None else scores_V + noise_V))
+    logprobs: tuple[float, ...] | None = None
 
 
 def is_end(token: int, sampling: Sampling) -> bool:
@@ -50,7 +48,7 @@ def verify(
     *,
     prompt_ids: Sequence[int],
     output_ids: Sequence[int],
-    noise: Callable[[int], NDArray[np.float64]],
+    noise: Callable[[int], Noise],
 ) -> Verified:
     """Accepts drafts while they are the target's own tokens; exact for every drafter.
 
@@ -70,10 +68,13 @@ def verify(
 
     def own(tokens: Sequence[int]) -> int:
         history = [*output_ids, *tokens] if tokens else output_ids
-        scores_V = process(
-            logits_WV[len(tokens)], sampling, prompt_ids=prompt_ids, output_ids=history
+        return draw(
+            logits_WV[len(tokens)],
+            sampling,
+            None if sampling.greedy else noise(len(history)),
+            prompt_ids=prompt_ids,
+            output_ids=history,
         )
-        return choose(scores_V, None if sampling.greedy else noise(len(history)))
 
     return _follow(own, len(logits_WV), drafts, sampling)
 

@@ -49,21 +49,45 @@ def process(
     caller's. Raises ModelError for NaN or +inf logits and where no id is possible, InputError
     where a bias or history id lies outside the row.
     """
-    raw_V = _penalised(logits_V, sampling, prompt_ids, output_ids)
-    best = _finite_max(raw_V)
-    scores_V = raw_V.astype(np.float64)
+    kept_M, scores_M = support(logits_V, sampling, prompt_ids=prompt_ids, output_ids=output_ids)
+    if kept_M is None:
+        return scores_M
+    out_V = np.full(len(logits_V), -np.inf)
+    out_V[kept_M] = scores_M
+    return out_V
+
+
+def support(
+    logits_V: NDArray[np.float32],
+    sampling: Sampling,
+    *,
+    prompt_ids: Sequence[int],
+    output_ids: Sequence[int],
+) -> tuple[NDArray[np.int64] | None, NDArray[np.float64]]:
+    """The ids that stages 6 to 8 keep, ascending, and their processed scores.
+
+    None in place of the ids where those stages are neutral: then the scores are all of them, -inf
+    where an id was ruled out before. Otherwise as `process`.
+    """
+    raw_V = penalised(logits_V, sampling, prompt_ids=prompt_ids, output_ids=output_ids)
+    best = finite_max(raw_V)
     if sampling.greedy:
-        return scores_V
-    scores_V -= best
+        return None, raw_V.astype(np.float64)
+    scores_V = tempered(raw_V, best, sampling)
+    if sampling.keeps_all:
+        return None, scores_V
+    kept_M = np.sort(_kept(scores_V, sampling))
+    return kept_M, scores_V[kept_M]
+
+
+def tempered(raw_M: NDArray[np.float32], best: float, sampling: Sampling) -> NDArray[np.float64]:
+    """Stage 5 for any part of a row whose maximum is `best`."""
+    scores_M = raw_M.astype(np.float64)
+    scores_M -= best
     # A tiny temperature sends what it rules out to -inf, which is what it means.
     with np.errstate(over="ignore"):
-        scores_V /= sampling.temperature
-    if sampling.min_p <= 0.0 and sampling.top_k <= 0 and sampling.top_p >= 1.0:
-        return scores_V
-    kept_M = _support(scores_V, sampling)
-    out_V = np.full_like(scores_V, -np.inf)
-    out_V[kept_M] = scores_V[kept_M]
-    return out_V
+        scores_M /= sampling.temperature
+    return scores_M
 
 
 def log_softmax64(scores_V: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -73,7 +97,8 @@ def log_softmax64(scores_V: NDArray[np.float64]) -> NDArray[np.float64]:
     return shifted_V
 
 
-def _finite_max(raw_V: NDArray[np.float32]) -> float:
+def finite_max(raw_V: NDArray[np.float32]) -> float:
+    """The best of a row of logits; ModelError where there is none, or one is not a number."""
     best = float(raw_V.max(initial=-np.inf))
     if np.isfinite(best):
         return best
@@ -88,9 +113,10 @@ def _finite_max(raw_V: NDArray[np.float32]) -> float:
     )
 
 
-def _penalised(
+def penalised(
     logits_V: NDArray[np.float32],
     sampling: Sampling,
+    *,
     prompt_ids: Sequence[int],
     output_ids: Sequence[int],
 ) -> NDArray[np.float32]:
@@ -128,7 +154,7 @@ def _history(ids: Sequence[int], vocab: int) -> NDArray[np.int64]:
     return ids_N
 
 
-def _support(scores_V: NDArray[np.float64], sampling: Sampling) -> NDArray[np.int64]:
+def _kept(scores_V: NDArray[np.float64], sampling: Sampling) -> NDArray[np.int64]:
     """The ids that min-p, top-k and top-p keep. The maximum of `scores_V` is 0."""
     kept_M: NDArray[np.int64] | None = None
     if sampling.min_p > 0.0:

@@ -38,6 +38,11 @@ class Sampling:
         return self.temperature == 0.0
 
     @property
+    def keeps_all(self) -> bool:
+        """True where min-p, top-k and top-p rule nothing out."""
+        return self.min_p <= 0.0 and self.top_k <= 0 and self.top_p >= 1.0
+
+    @property
     def needs_history(self) -> bool:
         """True where a position's distribution depends on more than its logits."""
         return (

@@ -1,6 +1,7 @@
 """Top-k, log-sum-exp and tail mass of rows of logits, with one answer under ties.
 
-N: rows; V: vocabulary; K: entries kept; R: rows to repair.
+N: rows; V: vocabulary; K: entries kept; R: rows to repair; X blocks of Y neighbouring ids; E
+entries that are searched.
 """
 
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor
 
 from draftkeep.errors import ModelError
+
+_BLOCK = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +43,7 @@ def topk_lse(logits_NV: Tensor, k: int) -> TopKLse:
     if k < 1:
         raise ValueError(f"expected k >= 1 and a vocabulary, got k {k} and {vocab} logits")
     # One entry more than asked: it shows a tie at the boundary and is the maximum of the tail.
-    values_NK, ids_NK = torch.topk(logits_NV, min(k + 1, vocab), dim=1)
+    values_NK, ids_NK = _largest(logits_NV, min(k + 1, vocab))
     inside_N = (values_NK[:, 1:] == values_NK[:, :-1]).any(dim=1)
     best_out_N = values_NK[:, k] if k < vocab else torch.full_like(values_NK[:, 0], -torch.inf)
     values_NK, ids_NK = values_NK[:, :k], ids_NK[:, :k]
@@ -61,6 +64,52 @@ def topk_lse(logits_NV: Tensor, k: int) -> TopKLse:
         lse_N=lse_N,
         tail_N=tail_N - lse_N,
     )
+
+
+def argmax(logits_NV: Tensor) -> tuple[Tensor, Tensor]:
+    """The best id of each row (int64), the lowest of equals, and its logit.
+
+    Several times faster than torch.argmax on a processor. A row with NaN gives NaN as its logit.
+    """
+    rows, vocab = logits_NV.shape
+    blocks = vocab // _BLOCK
+    whole = blocks * _BLOCK
+    if logits_NV.is_cuda or not whole:
+        best_N = logits_NV.argmax(dim=1)
+        return best_N, logits_NV.gather(1, best_N[:, None])[:, 0]
+    blocks_NXY = logits_NV[:, :whole].view(rows, blocks, _BLOCK)
+    block_N = blocks_NXY.amax(dim=2).argmax(dim=1)
+    rows_N = torch.arange(rows)
+    best_N = block_N * _BLOCK + blocks_NXY[rows_N, block_N].argmax(dim=1)
+    values_N = logits_NV[rows_N, best_N]
+    if whole < vocab:
+        rest_N = whole + logits_NV[:, whole:].argmax(dim=1)
+        others_N = logits_NV[rows_N, rest_N]
+        later_N = (others_N > values_N) | others_N.isnan()
+        best_N = torch.where(later_N, rest_N, best_N)
+        values_N = torch.where(later_N, others_N, values_N)
+    return best_N, values_N
+
+
+def _largest(logits_NV: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """torch.topk(logits_NV, k, dim=1): the same values; of equal ones at the end other ids.
+
+    On a processor only the k blocks with the largest maxima are searched: together they hold k
+    values that no other block exceeds.
+    """
+    rows, vocab = logits_NV.shape
+    blocks = vocab // _BLOCK
+    if logits_NV.is_cuda or blocks < 2 * k:
+        return torch.topk(logits_NV, k, dim=1)
+    whole = blocks * _BLOCK
+    blocks_NXY = logits_NV[:, :whole].view(rows, blocks, _BLOCK)
+    best_NK = blocks_NXY.amax(dim=2).topk(k, dim=1, sorted=False).indices
+    found_NKY = blocks_NXY.gather(1, best_NK[:, :, None].expand(rows, k, _BLOCK))
+    found_NE = torch.cat([found_NKY.flatten(1), logits_NV[:, whole:]], dim=1)
+    values_NK, at_NK = found_NE.topk(k, dim=1)
+    inside_NK = best_NK.gather(1, (at_NK // _BLOCK).clamp_max(k - 1)) * _BLOCK + at_NK % _BLOCK
+    outside_NK = at_NK - k * _BLOCK + whole
+    return values_NK, torch.where(at_NK < k * _BLOCK, inside_NK, outside_NK)
 
 
 def _ranked(logits_RV: Tensor, last_R1: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, Self
 
-from draftkeep.config import Config, TenantConfig
-from draftkeep.errors import ConfigError, DeniedError
+from draftkeep.config import Config, Scope, TenantConfig
+from draftkeep.errors import ConfigError, DeniedError, ForbiddenError
 
 UNKNOWN_DOMAIN = "unknown"
 _CEILINGS = {"tenant": 0, "pool": 1, "everyone": 2}
@@ -87,41 +87,59 @@ class TenantPolicy:
         return CaptureReason.NO_CONSENT if self.capture == "opt_in" else CaptureReason.NEVER
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantKey:
+    """The hash of one API key, whose it is and what it may be used for."""
+
+    sha256: bytes
+    scopes: frozenset[Scope]
+    tenant: TenantPolicy
+
+
 class Tenants:
     """The configured tenants, found by API key. Holds hashes of keys, never keys."""
 
-    def __init__(self, entries: Iterable[tuple[bytes, TenantPolicy]]) -> None:
-        self._entries = tuple(entries)
-        if len({digest for digest, _ in self._entries}) != len(self._entries):
-            raise ConfigError(
-                "two tenants have the same api_key_sha256; give each tenant a key of its own"
-            )
+    def __init__(self, keys: Iterable[TenantKey]) -> None:
+        self._keys = tuple(keys)
+        if len({key.sha256 for key in self._keys}) != len(self._keys):
+            raise ConfigError("one API key is configured twice; give every use a key of its own")
 
     @classmethod
     def from_config(cls, config: Config) -> Self:
-        """The tenants of a configuration; ConfigError where two share an API key."""
-        enabled = config.capture.enabled
-        return cls(
-            (bytes.fromhex(tenant.api_key_sha256), _policy(tenant, enabled))
-            for tenant in config.tenants
-        )
+        """The tenants of a configuration."""
+        keys = []
+        for tenant in config.tenants:
+            policy = _policy(tenant, config.capture.enabled)
+            keys += [
+                TenantKey(
+                    sha256=bytes.fromhex(key.sha256), scopes=frozenset(key.scopes), tenant=policy
+                )
+                for key in tenant.all_keys
+            ]
+        return cls(keys)
 
-    def authenticate(self, api_key: str) -> TenantPolicy:
-        """The tenant whose key this is; DeniedError for any other key.
+    def authenticate(self, api_key: str, scope: Scope | None = None) -> TenantPolicy:
+        """The tenant whose key this is.
 
-        The time taken does not depend on which key matched, or how nearly.
+        DeniedError for a key of no tenant, ForbiddenError for one without `scope` (None: any key
+        will do). The time taken does not depend on which key matched, or how nearly.
         """
         digest = hashlib.sha256(api_key.encode("utf-8", "surrogatepass")).digest()
         found = None
-        for expected, policy in self._entries:
-            if hmac.compare_digest(expected, digest):
-                found = policy
+        for key in self._keys:
+            if hmac.compare_digest(key.sha256, digest):
+                found = key
         if found is None:
             raise DeniedError(
                 "the API key belongs to no tenant; check the Authorization header and the "
-                "configured api_key_sha256"
+                "configured api_key_sha256 and keys"
             )
-        return found
+        if scope is not None and scope not in found.scopes:
+            raise ForbiddenError(
+                f"this API key lacks the scope {scope}; use a key that has it, or add the scope to "
+                "the key's entry in the configuration"
+            )
+        return found.tenant
 
 
 def _policy(tenant: TenantConfig, capture_enabled: bool) -> TenantPolicy:

@@ -1,35 +1,16 @@
 """The administrator's routes: counters, speculation, erasure. Closed unless a key is configured."""
 
-import hashlib
-import hmac
 import math
 from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field
 
-from draftkeep.errors import ForbiddenError
-from draftkeep.serve.bearer import bearer_key
-from draftkeep.serve.node import Node
+from draftkeep.serve.access import AdminNode
 from draftkeep.serve.openai_types import MAX_SUBJECT_CHARS
 
-
-def administered(request: Request) -> Node:
-    """The node, for whoever holds the administrator's key; ForbiddenError otherwise."""
-    node: Node = request.app.state.node
-    key, expected = bearer_key(request), node.admin_key_sha256
-    digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
-    if not expected or not key or not hmac.compare_digest(digest, expected):
-        raise ForbiddenError(
-            "this route needs the administrator's key; set serve.admin_key_sha256 and send the key "
-            "as Authorization: Bearer KEY"
-        )
-    return node
-
-
-AdminNode = Annotated[Node, Depends(administered)]
 router = APIRouter(prefix="/admin")
 
 
@@ -53,7 +34,7 @@ class EraseBody(BaseModel):
 
 @router.get("/stats")
 async def stats(node: AdminNode) -> dict[str, Any]:
-    """Counters since start: engine, groups, capture."""
+    """Counters since start: engine, domains, capture, and what each tenant used."""
     plain: dict[str, Any] = _plain(node.stats())
     return plain
 

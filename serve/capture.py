@@ -173,7 +173,11 @@ class DropReporter:
 
 
 def to_trace(finished: Finished, *, context_tokens: int, chat_template_hash: bytes) -> Trace:
-    """The trace of a finished request, its prompt cut to the last `context_tokens`."""
+    """The trace of a finished request, its prompt cut to the last `context_tokens`.
+
+    The seed is left out where it does not give the noise back, because the verification rule drew
+    more than one number for a token; then the processed log-probabilities are in.
+    """
     request = finished.request
     prompt_ids = request.prompt_ids[-context_tokens:]
     return Trace(
@@ -184,7 +188,7 @@ def to_trace(finished: Finished, *, context_tokens: int, chat_template_hash: byt
         how_T=finished.how_T,
         rejected_T=finished.rejected_T,
         sampling=request.sampling,
-        seed=request.seed,
+        seed=request.seed if finished.processed_T is None else None,
         choice=request.choice,
         finish=finished.finish,
         chat_template_hash=chat_template_hash,
@@ -193,6 +197,7 @@ def to_trace(finished: Finished, *, context_tokens: int, chat_template_hash: byt
             for use in finished.drafters
         ),
         branches=tuple(_branch(branch) for branch in finished.branches),
+        processed_logprob_T=finished.processed_T,
     )
 
 

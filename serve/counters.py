@@ -10,9 +10,10 @@ class Totals:
 
     `steps` are passes of the whole batch, `row_steps` their sum over requests. `tested` and
     `accepted` count drafts compared with the target's token and found equal; `drafted` counts all
-    that were proposed. `capture_failed` counts requests whose distributions were given up,
-    `callback_failed` exceptions raised by the callers' functions,
-    `drafter_failed` drafters given up after a failing pass.
+    that were proposed. Nothing behind the end of an output counts. `preempted` counts slots taken
+    from a running request for a waiting one. `capture_failed` counts requests whose distributions
+    were given up, `callback_failed` exceptions raised by the callers' functions, `drafter_failed`
+    drafters given up after a failing pass.
     """
 
     steps: int
@@ -25,6 +26,7 @@ class Totals:
     finished: int
     cancelled: int
     failed: int
+    preempted: int
     capture_failed: int
     callback_failed: int
     drafter_failed: int

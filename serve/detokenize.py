@@ -54,8 +54,11 @@ class Detokenizer:
         return new
 
     def _decode(self) -> str:
-        return str(
-            self._tokenizer.decode(
-                self._window, skip_special_tokens=True, clean_up_tokenization_spaces=False
-            )
-        )
+        return whole_text(self._tokenizer, self._window)
+
+
+def whole_text(tokenizer: Any, ids: Sequence[int]) -> str:
+    """What ids mean together. Special tokens give no text."""
+    return str(
+        tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    )

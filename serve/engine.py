@@ -9,26 +9,28 @@ floating point between passes of different shape.
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from transformers import PreTrainedModel
 
 from draftkeep.errors import BusyError, DraftkeepError, ModelError
-from draftkeep.kernels.coupled import Verified, is_end
+from draftkeep.kernels.coupled import Verified
 from draftkeep.serve.admission import check
+from draftkeep.serve.callers import Callers
 from draftkeep.serve.counters import Counters
-from draftkeep.serve.drafting import DraftModel, LoadedDrafter
+from draftkeep.serve.decode_step import DecodeStep
+from draftkeep.serve.drafting import Drafter, DraftModel, Verification
 from draftkeep.serve.inbox import Inbox, Waiting
-from draftkeep.serve.lookahead import LookaheadController, Speculation, Wish
+from draftkeep.serve.lookahead import Speculation
+from draftkeep.serve.model_drafter import ModelDrafter
 from draftkeep.serve.packed import Packing
-from draftkeep.serve.request import Finish, Finished, Request
+from draftkeep.serve.record import Logprobs, Recorder
+from draftkeep.serve.request import Emission, Finish, Finished, Request, RowStep, StepReport
 from draftkeep.serve.row import Row
-from draftkeep.serve.runner import PREFILL_CHUNK, ModelRunner, Segment
+from draftkeep.serve.runner import ModelRunner
+from draftkeep.serve.scheduler import Scheduler
+from draftkeep.serve.speculator import Speculator
 from draftkeep.serve.stats import EngineStats
-from draftkeep.serve.verification import capture, judge, target_pass
 
-# Prompt tokens read between two steps, so that a joining request delays the others by little.
-_PREFILL_PER_STEP = 2 * PREFILL_CHUNK
 _IDLE_WAIT_S = 0.5
 
 
@@ -38,10 +40,18 @@ class Engine:
     `target` is a transformers decoder with sdpa attention; it belongs to the engine from here on.
     `max_context` bounds prompt and output together. `capture_k` is how many of the target's raw
     log-probabilities are kept for each position (0: none), with `capture_branches` also behind
-    rejected drafts. `on_finish` is called in the engine's thread after a request's last tokens
-    were delivered; whatever it raises is counted and dropped. `on_problem(kind, error)` hears of
-    every failure that the engine survives, in the engine's thread; it must be quick, and what it
-    raises is ignored.
+    rejected drafts. `verification` is the rule by which drafts are judged: `coupled`, whose output
+    a seed alone decides, or `rejection`, the ratio test of the papers. `floor` drafts where no
+    model does.
+
+    Requests beyond `slots` wait in a line of at most `queue`. With `preempt_after_s` above 0 a
+    request that has waited longer takes the slot of the one that has held its own longest, which
+    goes on later from where it was; no output changes.
+
+    `on_finish` is called in the engine's thread after a request's last tokens were delivered, and
+    `on_step` after every decoding step; whatever they raise is counted and dropped.
+    `on_problem(kind, error)` hears of every failure that the engine survives, in the engine's
+    thread; it must be quick, and what it raises is ignored.
 
     submit, cancel, end, swap, wake and stats may be called from any thread; step, run and close
     belong to one. Raises ModelError for a model it cannot serve.
@@ -61,25 +71,61 @@ class Engine:
         capture_branches: bool = False,
         packing: Packing = "measured",
         clock: Callable[[], float] = time.monotonic,
+        verification: Verification = "coupled",
+        floor: Drafter | None = None,
+        preempt_after_s: float = 0.0,
+        on_step: Callable[[StepReport], None] = lambda report: None,
     ) -> None:
         self.slots = slots
         self.max_context = max_context
         self._packing: Packing = packing
+        self._verification: Verification = verification
         self._clock = clock
-        self._on_finish = on_finish
-        self._on_problem = on_problem
-        self._target = ModelRunner(target, slots=slots, context=max_context, packing=packing)
-        self._drafter: LoadedDrafter | None = None
-        self._drafter_lost = b""
-        self._lookahead = LookaheadController(speculation)
-        self._k = min(capture_k, self._target.vocab)
-        self._branches = capture_branches
-        self._rows: dict[int, Row] = {}
-        self._inbox = Inbox(queue)
         self._counters = Counters()
-        if speculation.mode == "auto":
-            widths = (1, 2, 1 + speculation.lookahead)
-            self._measure(self._target, widths, self._lookahead.target_cost.observe)
+        self._callers = Callers(
+            self._counters, on_finish=on_finish, on_problem=on_problem, on_step=on_step
+        )
+        self._target = ModelRunner(
+            target,
+            slots=slots,
+            context=max_context,
+            packing=packing,
+            on_problem=self._callers.problem,
+        )
+        self._speculator = Speculator(
+            speculation,
+            slots=slots,
+            floor=floor,
+            clock=clock,
+            counters=self._counters,
+            on_problem=self._callers.problem,
+        )
+        self._recorder = Recorder(
+            k=min(capture_k, self._target.vocab),
+            branches=capture_branches,
+            on_failure=self._capture_failed,
+        )
+        self._decode_step = DecodeStep(
+            self._target,
+            self._speculator,
+            self._recorder,
+            verification=verification,
+            clock=clock,
+        )
+        self._inbox = Inbox(queue)
+        self._scheduler = Scheduler(
+            self._inbox,
+            self._counters,
+            slots=slots,
+            vocab=self._target.vocab,
+            context=max_context,
+            preempt_after_s=preempt_after_s,
+            k=min(capture_k, self._target.vocab),
+            processed=verification == "rejection",
+        )
+        self._rows = self._scheduler.rows
+        self._speculator.measure_target(self._target.idle_pass)
+        self._speculator.install(None, ())
 
     @property
     def vocab(self) -> int:
@@ -90,10 +136,11 @@ class Engine:
         """Queue a request. Output that would not fit the context ends there with LENGTH.
 
         Raises InputError for a prompt that is empty, too long or of foreign ids, for max_tokens
-        below 1 and for an id in use; BusyError where the queue is full.
+        below 1, for other values out of range and for an id in use; BusyError where the line is
+        full.
         """
         check(request, vocab=self.vocab, max_context=self.max_context)
-        self._inbox.put(Waiting(request=request, submitted_s=self._clock()))
+        self._inbox.put(Waiting(request=request, queued_s=self._clock()))
 
     def cancel(self, request_id: str) -> None:
         """Drop a request before the next step: nothing more is delivered but CANCELLED, and
@@ -104,43 +151,46 @@ class Engine:
         """End a request as if it had stopped by itself after `output_tokens` tokens.
 
         For stop strings: `on_finish` gets exactly that many. Called from within `on_tokens` it
-        takes effect at once, and `on_tokens` is not called again; tokens delivered beyond the end
-        are the caller's to discard.
+        takes effect at once, and neither `on_tokens` is called again nor anything beyond the end
+        counted; tokens delivered beyond the end are the caller's to discard.
         """
         self._inbox.end(request_id, output_tokens)
 
     def swap(self, drafter: DraftModel | None) -> None:
-        """Use another drafter from the next step on, or none. Running requests go on.
+        """Use another drafter from the next step on, or the floor. Running requests go on.
 
         Raises ModelError where it does not fit; the drafter in use stays then.
         """
         loaded = None
         if drafter is not None:
-            loaded = LoadedDrafter(
+            loaded = ModelDrafter(
                 drafter,
                 target_vocab=self.vocab,
                 slots=self.slots,
                 context=self.max_context,
                 packing=self._packing,
+                verification=self._verification,
             )
         # Before the swap is seen: the engine may lose this drafter at once.
-        self._drafter_lost = b""
+        self._speculator.lost = b""
         self._inbox.swap(loaded)
 
     def set_speculation(self, speculation: Speculation) -> None:
         """Speculate otherwise from the next step on. No output depends on it."""
-        self._lookahead.speculation = speculation
+        self._speculator.lookahead.speculation = speculation
 
     def stats(self) -> EngineStats:
         """Counters and state at this moment."""
-        drafter = self._drafter
+        rows = list(self._rows.values())
         return EngineStats(
             slots=self.slots,
-            running=len(self._rows),
+            running=len(rows),
             waiting=len(self._inbox),
-            drafter=b"" if drafter is None else drafter.digest,
-            drafter_lost=self._drafter_lost,
-            speculation=self._lookahead.state(),
+            drafter=self._speculator.digest,
+            drafter_lost=self._speculator.lost,
+            verification=self._verification,
+            kv_used_share=sum(row.target_len for row in rows) / (self.slots * self.max_context),
+            speculation=self._speculator.lookahead.state(),
             **self._counters.snapshot(),
         )
 
@@ -162,7 +212,8 @@ class Engine:
         """Refuse new requests and fail those that wait or run with BusyError."""
         error = BusyError("the engine is stopping; repeat the request on another node")
         for waiting in self._inbox.close():
-            self._tell(waiting.request, error)
+            self._inbox.forget(waiting.request.request_id)
+            self._callers.fail(waiting.request, error)
         for row in list(self._rows.values()):
             self._fail(row, error)
 
@@ -170,209 +221,126 @@ class Engine:
         """One round: swap, cancel, admit, read a piece of waiting prompts, draft, verify, deliver.
 
         Returns False where there was nothing to do. A failing pass of the target fails the
-        requests in flight and leaves the engine ready; a failing pass of the drafter only loses
-        the drafter.
+        requests that hold a slot and leaves the engine ready; a failing pass of the drafter only
+        loses the drafter.
         """
         for drafter in self._inbox.take_swap():
-            self._install(drafter)
-        self._drop_cancelled()
-        self._admit()
+            self._speculator.install(drafter, list(self._rows.values()))
+        self._drop()
+        parked = self._scheduler.admit(self._clock())
+        if parked is not None:
+            self._speculator.forget(parked)
         if not self._rows:
             return False
         try:
-            self._prefill()
-            ready = [row for _, row in sorted(self._rows.items()) if row.backlog == 0]
+            self._target.prefill(self._scheduler.reading_turn())
+            ready = self._scheduler.ready()
             if ready:
                 self._decode(ready)
         except Exception as error:
             self._fail_all(error)
         return True
 
-    def _install(self, drafter: LoadedDrafter | None) -> None:
-        self._drafter = drafter
-        self._lookahead.new_drafter()
-        for row in self._rows.values():
-            row.drafter_len = 0
-        if drafter is not None and self._lookahead.speculation.mode == "auto":
-            try:
-                self._measure(drafter.runner, (1,), self._lookahead.draft_cost.observe)
-            except RuntimeError as error:
-                self._lose_drafter(drafter, error)
-
-    def _measure(
-        self,
-        runner: ModelRunner,
-        widths: Sequence[int],
-        observe: Callable[[int, int, float], None],
-    ) -> None:
-        """Time idle passes for the first plan; live passes correct the figures."""
-        for batch in sorted({1, self.slots}):
-            for width in widths:
-                times = []
-                for _ in range(3):
-                    start = self._clock()
-                    runner.idle_pass(batch, width)
-                    times.append(self._clock() - start)
-                observe(batch, width, min(times))
-
-    def _drop_cancelled(self) -> None:
-        cancelled, unstarted = self._inbox.take_cancelled()
-        for waiting in unstarted:
+    def _drop(self) -> None:
+        """Let go of what was cancelled or ended since the last step, with a slot or without."""
+        cancelled, in_line = self._inbox.take_cancelled()
+        for waiting in in_line:
             self._inbox.forget(waiting.request.request_id)
-            self._counters.add(cancelled=1)
-            with suppress(Exception):
-                waiting.request.on_tokens([], Finish.CANCELLED)
+            self._callers.cancelled(waiting.request)
+        for row, asked in self._inbox.take_ended():
+            self._finish_early(row, asked)
         for row in list(self._rows.values()):
-            request = row.request
-            if request.request_id in cancelled:
-                self._release(row)
-                self._counters.add(cancelled=1)
-                with suppress(Exception):
-                    request.on_tokens([], Finish.CANCELLED)
-            elif (length := self._inbox.end_of(request.request_id)) is not None:
+            if row.request.request_id in cancelled:
+                self._scheduler.release(row)
+                self._callers.cancelled(row.request)
+            elif (length := self._inbox.end_of(row.request.request_id)) is not None:
                 self._finish_early(row, length)
 
-    def _admit(self) -> None:
-        free = [slot for slot in range(self.slots) if slot not in self._rows]
-        for slot in free:
-            waiting = self._inbox.take()
-            if waiting is None:
-                return
-            request = waiting.request
-            self._rows[slot] = Row(
-                request,
-                slot=slot,
-                budget=min(request.max_tokens, self.max_context - len(request.prompt_ids)),
-                vocab=self.vocab,
-                k=self._k if request.capture else 0,
-                submitted_s=waiting.submitted_s,
-            )
-            self._counters.add(prompt_tokens=len(request.prompt_ids))
-
-    def _prefill(self) -> None:
-        """Read a bounded piece of the prompts that are not read yet, oldest request first."""
-        left = _PREFILL_PER_STEP
-        segments, joining = [], [row for row in self._rows.values() if row.backlog]
-        for row in sorted(joining, key=lambda row: row.submitted_s):
-            count = min(row.backlog, PREFILL_CHUNK)
-            if count > left:
-                break
-            left -= count
-            start = row.target_len
-            tokens = row.tokens[start : start + count]
-            segments.append(Segment(slot=row.slot, tokens=tokens, start=start))
-            row.target_len += count
-        self._target.prefill(segments)
-
     def _decode(self, rows: list[Row]) -> None:
-        self._draft(rows)
-        started = self._clock()
-        logits_NV = target_pass(self._target, rows)
-        verdicts = judge(logits_NV, rows)
-        width = 1 + max(len(row.drafts) for row in rows)
-        self._lookahead.target_cost.observe(len(rows), width, self._clock() - started)
-        try:
-            capture(logits_NV, rows, verdicts, k=self._k, branches=self._branches)
-        except Exception as error:
-            self._problem("capture", error)
-            for row in rows:
-                self._counters.add(capture_failed=int(row.k > 0))
-                row.stop_capture()
+        started_s = self._clock()
+        decoded = self._decode_step.run(rows)
+        now_s = self._clock()
         self._counters.add(steps=1, row_steps=len(rows))
-        for row, verdict in zip(rows, verdicts, strict=True):
+        reports = []
+        for row, verdict, logprobs in zip(rows, decoded.verdicts, decoded.logprobs, strict=True):
             if isinstance(verdict, Verified):
-                self._emit(row, verdict)
+                reports.append(self._emit(row, verdict, logprobs, decoded.drafter, now_s))
             else:
-                self._problem("a request", verdict)
+                self._callers.problem("a request", verdict)
                 self._fail(row, verdict)
-
-    def _draft(self, rows: list[Row]) -> None:
-        """Fill the drafts of every row, as many as the plan says."""
-        drafter = self._drafter
-        wishes = [
-            Wish(
-                group=row.request.group,
-                cap=min(row.remaining - 1, drafter.room(row)) if drafter else 0,
+        self._callers.step(
+            StepReport(
+                drafter=decoded.drafter if decoded.drafted else b"",
+                width=decoded.width,
+                draft_s=decoded.draft_s,
+                verify_s=decoded.verify_s,
+                total_s=self._clock() - started_s,
+                rows=tuple(reports),
             )
-            for row in rows
-        ]
-        counts = self._lookahead.plan(wishes, running=len(rows), drafter=drafter is not None)
-        for row in rows:
-            row.drafts = []
-        if drafter is None or not any(counts):
-            return
-        try:
-            drafter.propose(rows, counts, self._timed)
-        except Exception as error:
-            # The target does not depend on the drafter, so a broken one costs speed alone.
-            self._lose_drafter(drafter, error)
-            for row in rows:
-                row.drafts = []
-        self._counters.add(drafted=sum(len(row.drafts) for row in rows))
-
-    def _timed(self, batch: int, work: Callable[[], None]) -> None:
-        started = self._clock()
-        work()
-        self._lookahead.draft_cost.observe(batch, 1, self._clock() - started)
-
-    def _lose_drafter(self, drafter: LoadedDrafter, error: Exception) -> None:
-        self._drafter = None
-        self._drafter_lost = drafter.digest
-        self._problem(f"drafter {drafter.digest.hex()[:12]}", error)
-        self._counters.add(drafter_failed=1)
-        self._lookahead.new_drafter()
-
-    def _emit(self, row: Row, verdict: Verified) -> None:
-        """Take a step's tokens, deliver them, and close the request where they end it."""
-        request = row.request
-        self._lookahead.observe(request.group, verdict.tested, verdict.accepted)
-        digest = b"" if self._drafter is None else self._drafter.digest
-        row.accept(verdict.tokens, verdict.accepted, digest)
-        self._counters.add(
-            output_tokens=len(verdict.tokens), tested=verdict.tested, accepted=verdict.accepted
         )
-        if row.first_s is None:
-            row.first_s = self._clock()
-        finish = None
-        if is_end(verdict.tokens[-1], request.sampling):
-            finish = Finish.STOP
-        elif row.remaining == 0:
-            finish = Finish.LENGTH
-        try:
-            request.on_tokens(list(verdict.tokens), finish)
-        except Exception as error:
-            self._callback_failed(error)
-            self._counters.add(cancelled=1)
-            self._release(row)
-            return
+
+    def _emit(
+        self, row: Row, verdict: Verified, logprobs: Logprobs, drafter: bytes, now_s: float
+    ) -> RowStep:
+        """Take a step's tokens, deliver them, and close the request where they end it."""
+        request, start, gap_s = row.request, row.output_len, now_s - row.last_s
+        row.take(verdict, drafter, now_s)
+        finish = row.ending
+        emission = Emission(tokens=tuple(verdict.tokens), finish=finish, logprobs=logprobs)
+        received = self._callers.emit(request, emission)
         length = self._inbox.end_of(request.request_id)
+        ended = finish is not None or length is not None
+        kept = len(verdict.tokens)
         if length is not None:
+            kept = min(kept, max(0, length - start))
+        report = RowStep(
+            group=request.group,
+            first=start == 0,
+            drafted=min(len(row.drafts), kept) if ended else len(row.drafts),
+            tested=min(verdict.tested, kept),
+            accepted=min(verdict.accepted, kept),
+            emitted=kept,
+            gap_s=gap_s,
+        )
+        self._count(report)
+        if not received:
+            self._counters.add(cancelled=1)
+            self._scheduler.release(row)
+        elif length is not None:
             self._finish_early(row, length)
         elif finish is not None:
             self._finish(row, finish, row.output_len)
+        return report
+
+    def _count(self, report: RowStep) -> None:
+        self._speculator.lookahead.observe(report.group, report.tested, report.accepted)
+        self._counters.add(
+            output_tokens=report.emitted,
+            drafted=report.drafted,
+            tested=report.tested,
+            accepted=report.accepted,
+        )
 
     def _finish_early(self, row: Row, length: int) -> None:
+        """End where the caller said, or where the output is if that is shorter."""
         self._finish(row, Finish.STOP, min(length, row.output_len))
 
-    def _finish(self, row: Row, finish: Finish, length: int) -> None:
-        self._release(row)
-        self._counters.add(finished=1)
-        try:
-            self._on_finish(row.finished(finish, length=length, now_s=self._clock()))
-        except Exception as error:
-            self._callback_failed(error)
+    def _capture_failed(self, rows: Sequence[Row], error: Exception) -> None:
+        self._callers.problem("capture", error)
+        self._counters.add(capture_failed=len(rows))
 
-    def _release(self, row: Row) -> None:
-        del self._rows[row.slot]
-        self._inbox.forget(row.request.request_id)
+    def _finish(self, row: Row, finish: Finish, length: int) -> None:
+        self._scheduler.release(row)
+        self._recorder.settle()
+        self._callers.finish(row.finished(finish, length=length, now_s=self._clock()))
 
     def _fail(self, row: Row, error: DraftkeepError) -> None:
-        self._release(row)
-        self._tell(row.request, error)
+        self._scheduler.release(row)
+        self._callers.fail(row.request, error)
 
     def _fail_all(self, error: Exception) -> None:
-        """A pass failed: no slot can be trusted, so every request in flight ends here."""
-        self._problem("a pass of the target", error)
+        """A pass failed: no slot can be trusted, so every request that holds one ends here."""
+        self._callers.problem("a pass of the target", error)
         self._target.clear()
         told = ModelError(
             f"a pass of the target failed with {type(error).__name__}; the request was lost: "
@@ -380,19 +348,3 @@ class Engine:
         )
         for row in list(self._rows.values()):
             self._fail(row, told)
-
-    def _tell(self, request: Request, error: DraftkeepError) -> None:
-        self._inbox.forget(request.request_id)
-        self._counters.add(failed=1)
-        try:
-            request.on_error(error)
-        except Exception as raised:
-            self._callback_failed(raised)
-
-    def _callback_failed(self, error: Exception) -> None:
-        self._counters.add(callback_failed=1)
-        self._problem("a callback", error)
-
-    def _problem(self, kind: str, error: BaseException) -> None:
-        with suppress(Exception):
-            self._on_problem(kind, error)

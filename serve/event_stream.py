@@ -1,6 +1,6 @@
 """A streamed answer that always settles its generation, however the client leaves."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -17,8 +17,9 @@ class EventStream(StreamingResponse):
     first event, so the generation is closed here and not by the iterator.
     """
 
-    def __init__(self, events: AsyncIterator[str], generation: Generation) -> None:
+    def __init__(self, events: AsyncGenerator[str, None], generation: Generation) -> None:
         super().__init__(events, media_type="text/event-stream", headers=_HEADERS)
+        self._events = events
         self._generation = generation
 
     async def stream_response(self, send: Send) -> None:
@@ -31,3 +32,4 @@ class EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._generation.close(delivered=False)
+            await self._events.aclose()

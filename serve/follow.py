@@ -22,11 +22,11 @@ class ChannelFollower:
     """Polls a channel in a thread of its own and swaps the engine's drafter.
 
     A drafter that does not verify is refused for good, by digest, and the running one stays. A
-    channel that is cleared ends drafting at the next poll, and so does a running drafter that was
-    quarantined, whatever the channel says. A drafter that the engine lost to a failing pass is
-    loaded again at the next poll, `RELOADS` times in all, and then refused. While the registry
-    cannot be read the running drafter stays. `after_poll` runs in the same thread; what it raises
-    is logged and dropped.
+    channel that is cleared leaves the engine to its floor at the next poll, and so does a running
+    drafter that was quarantined, whatever the channel says. A drafter that the engine lost to a
+    failing pass is loaded again at the next poll, `RELOADS` times in all, and then refused. While
+    the registry cannot be read the running drafter stays. `after_poll` runs in the same thread;
+    what it raises is logged and dropped.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class ChannelFollower:
             elif digest is None or not sound:
                 self._engine.swap(None)
                 self.current = None
-                _log.info("drafting with nothing")
+                _log.info("no drafter to follow; the node's floor drafts, where it has one")
 
     def _notice_loss(self) -> None:
         lost = self.current

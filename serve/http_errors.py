@@ -1,6 +1,7 @@
 """Errors in OpenAI's form: {"error": {message, type, param, code}}. No input is ever echoed."""
 
 import logging
+import math
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -17,7 +18,6 @@ from draftkeep.errors import (
     UnavailableError,
 )
 
-RETRY_AFTER_S = 1
 _log = logging.getLogger(__name__)
 
 _STATUS: tuple[tuple[type[DraftkeepError], int, str, str | None], ...] = (
@@ -51,7 +51,9 @@ def install(app: FastAPI) -> None:
         if isinstance(error, BusyError) and not request.app.state.node.ready:
             error = UnavailableError(str(error))
         status, body = error_body(error)
-        headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 429 else None
+        headers = None
+        if isinstance(error, BusyError):
+            headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
         return JSONResponse(body, status_code=status, headers=headers)
 
     @app.exception_handler(RequestValidationError)

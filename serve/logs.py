@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 
 
 class JsonFormatter(logging.Formatter):
-    """Time, level, logger and message; of an exception the type and the places, never the text.
+    """Time, level, logger and message, and a record's own `fields` beside them; of an exception
+    the type and the places, never the text.
 
     An unexpected exception's text may hold whatever was being worked on when it was raised.
     """
@@ -21,6 +22,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage().strip(),
         }
+        entry |= getattr(record, "fields", {})
         if record.exc_info and record.exc_info[0] is not None:
             entry["exception"] = record.exc_info[0].__name__
             frames = traceback.extract_tb(record.exc_info[2])

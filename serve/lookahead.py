@@ -1,24 +1,32 @@
 """How many tokens to draft: off, a fixed number, or what measured acceptance and cost make pay.
 
-Nothing here can reach an output: under the coupled rule the lookahead decides only how many passes
-the same tokens take.
+Nothing here can reach an output: the lookahead decides only how many passes the same tokens take.
 """
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-PROBE_EVERY = 16
-PROBE_LOOKAHEAD = 2
-_PRIOR_RATE = 0.1
-_PRIOR_TESTS = 4.0
-_WINDOW_TESTS = 200.0
-_MIN_RATE = 0.05
+from draftkeep.serve.acceptance import Acceptance
+from draftkeep.serve.pass_costs import CostTable
+from draftkeep.serve.weighing import Weighing
+from draftkeep.serve.weighing import Wish as Wish
+
+# Of the time a group decodes plainly, the share that may go into looking whether drafts would
+# hold. Reading what a drafter missed meanwhile costs about as much again.
+PROBE_SHARE = 0.012
+# Of the time it drafts, the share for each of two other lookaheads whose figures have aged.
+EXPLORE_SHARE = 0.006
+# What a group may spend on looking before it has decoded at all, in plain steps.
+FIRST_PROBES = 2.0
+_CREDIT_LIMIT = 3.0
+_LEAST_PRICE = 0.1
+# Drafts that hold more seldom than this are not worth their bookkeeping, however cheap a pass is.
+_LEAST_RATE = 0.05
 _MAX_GROUPS = 64
-_COST_WEIGHT = 0.1
-_OUTLIER = 4.0
+# Idle passes at the start may mislead, so a width is soon looked at so often.
+_FIRST_LOOKS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +34,7 @@ class Speculation:
     """The configured mode. `lookahead` is the number in `fixed` and the maximum in `auto`."""
 
     mode: Literal["off", "fixed", "auto"] = "auto"
-    lookahead: int = 4
+    lookahead: int = 8
 
     def __post_init__(self) -> None:
         if self.lookahead < 1:
@@ -49,82 +57,55 @@ class SpeculationState:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """One row that could draft: its traffic group and the most drafts its budget allows."""
+@dataclass(slots=True)
+class _Group:
+    """One kind of traffic: how its drafts fare, and the plain steps' worth it may spend probing.
 
-    group: str
-    cap: int
+    `pending` is the price of a probe whose outcome is not known yet.
+    """
 
-
-class CostTable:
-    """Seconds of a pass by (batch, width): a moving average where seen, interpolated elsewhere."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[int, dict[int, float]] = {}
-
-    def observe(self, batch: int, width: int, seconds: float) -> None:
-        """Take one measurement. A single stall moves the average by at most 30 %."""
-        row = self._seconds.setdefault(batch, {})
-        old = row.get(width)
-        if old is None:
-            row[width] = seconds
-        else:
-            row[width] = old + _COST_WEIGHT * (min(seconds, _OUTLIER * old) - old)
-
-    def estimate(self, batch: int, width: int) -> float:
-        """Expected seconds, linear between the nearest measurements and level beyond them.
-
-        Raises ValueError where nothing was measured.
-        """
-        return _between(
-            {known: _between(row, width) for known, row in self._seconds.items()}, batch
-        )
-
-    def __bool__(self) -> bool:
-        return bool(self._seconds)
+    acceptance: Acceptance
+    credit: float = FIRST_PROBES
+    pending: float = 0.0
 
 
 @dataclass(slots=True)
-class _Rate:
-    """Accepted over tested drafts of one group, over roughly the last `_WINDOW_TESTS` tests."""
+class _Look:
+    """How often a width was looked at on purpose, and at which pass of its batch the last time."""
 
-    accepted: float = 0.0
-    tested: float = 0.0
-    idle_steps: int = PROBE_EVERY
-
-    def add(self, tested: int, accepted: int) -> None:
-        self.accepted += accepted
-        self.tested += tested
-        if self.tested > _WINDOW_TESTS:
-            self.accepted *= _WINDOW_TESTS / self.tested
-            self.tested = _WINDOW_TESTS
-
-    @property
-    def expected(self) -> float:
-        """The rate shrunk towards a pessimistic prior."""
-        return (self.accepted + _PRIOR_RATE * _PRIOR_TESTS) / (self.tested + _PRIOR_TESTS)
+    batch: int
+    width: int
+    times: int = 0
+    at: int = 0
 
 
 class LookaheadController:
-    """Chooses the drafts of every row of a step. One per engine, used by its thread alone."""
+    """Chooses the drafts of every row of a step. One per engine, used by its thread alone.
+
+    In `auto` it takes the drafts with the most expected tokens per second: acceptance by group and
+    depth, seconds by batch and width, both rolling. Where that is none, a group is still probed
+    with single drafts, within `PROBE_SHARE` of its plain time.
+    """
 
     def __init__(self, speculation: Speculation) -> None:
         self.speculation = speculation
         self.target_cost = CostTable()
         self.draft_cost = CostTable()
-        self._rates: dict[str, _Rate] = {}
+        self._groups: dict[str, _Group] = {}
+        self._looks: dict[tuple[int, int], _Look] = {}
         self._state = self._describe(0, 1.0, "no request has run yet")
 
     def new_drafter(self) -> None:
         """Forget what was measured of another drafter; every group is probed at its next step."""
-        self._rates.clear()
+        self._groups.clear()
         self.draft_cost = CostTable()
 
     def observe(self, group: str, tested: int, accepted: int) -> None:
         """Take one row's step: how many drafts were compared and how many of them agreed."""
         if tested:
-            self._rate(group).add(tested, accepted)
+            known = self._group(group)
+            known.acceptance.add(tested, accepted)
+            known.pending = 0.0
 
     def plan(self, wishes: Sequence[Wish], *, running: int, drafter: bool) -> list[int]:
         """Drafts for each of `wishes`, out of `running` rows in the step."""
@@ -136,70 +117,132 @@ class LookaheadController:
         if mode == "fixed":
             self._state = self._describe(self.speculation.lookahead, 1.0, "fixed by configuration")
             return [min(self.speculation.lookahead, wish.cap) for wish in wishes]
-        drafts = self._best(wishes, running)
-        self._probe(wishes, drafts)
-        return drafts
+        if not any(wish.cap for wish in wishes):
+            return [0] * len(wishes)
+        if not self.target_cost:
+            self._state = self._describe(0, 1.0, "the cost of a pass is not measured yet")
+            return [0] * len(wishes)
+        if not self.draft_cost:
+            self._state = self._describe(1, 1.0, "the cost of a draft is not measured yet")
+            return [min(1, wish.cap) for wish in wishes]
+        most = self.speculation.lookahead
+        weighing = Weighing(
+            wishes=wishes,
+            running=running,
+            curves={w.group: self._group(w.group).acceptance.expected(most) for w in wishes},
+            target_cost=self.target_cost,
+            draft_cost=self.draft_cost,
+        )
+        best = self._best(weighing)
+        # A pass taken to learn its cost must stay as it is, or it would not be that pass.
+        return self._explored(weighing, best) or self._probed(weighing, best)
 
     def state(self) -> SpeculationState:
         """The last plan and its reason."""
         return self._state
 
-    def _rate(self, group: str) -> _Rate:
-        if group not in self._rates and len(self._rates) >= _MAX_GROUPS:
-            self._rates.pop(next(iter(self._rates)))
-        return self._rates.setdefault(group, _Rate())
+    def _group(self, name: str) -> _Group:
+        if name not in self._groups and len(self._groups) >= _MAX_GROUPS:
+            self._groups.pop(next(iter(self._groups)))
+        return self._groups.setdefault(name, _Group(acceptance=Acceptance()))
 
-    def _best(self, wishes: Sequence[Wish], running: int) -> list[int]:
-        """The drafts with the highest expected tokens per second over all lookaheads."""
-        if not self.target_cost or not self.draft_cost:
-            self._state = self._describe(0, 1.0, "the cost of a pass is not measured yet")
-            return [0] * len(wishes)
-        rates = [self._rate(wish.group).expected for wish in wishes]
-        plain = running / self.target_cost.estimate(running, 1)
-        best, best_speed, second_speed, second = [0] * len(wishes), plain, 0.0, 0
-        for lookahead in range(1, self.speculation.lookahead + 1):
-            drafts = [
-                min(lookahead, wish.cap) if rate >= _MIN_RATE else 0
-                for wish, rate in zip(wishes, rates, strict=True)
-            ]
-            speed = self._speed(drafts, rates, running)
-            if speed > second_speed:
-                second, second_speed = lookahead, speed
-            if speed > best_speed:
-                best, best_speed = drafts, speed
+    def _best(self, weighing: Weighing) -> list[int]:
+        """The drafts with the highest expected tokens per second.
+
+        Groups draft together from the most accepted one down: for each lookahead and each such
+        choice of groups the whole step is weighed.
+        """
+        wishes, most = weighing.wishes, self.speculation.lookahead
+        order = sorted(
+            (name for name, curve in weighing.curves.items() if curve[1] >= _LEAST_RATE),
+            key=lambda name: -weighing.curves[name][most],
+        )
+        best = [0] * len(wishes)
+        plain = best_speed = weighing.speed(best)
+        tried_speed, tried = 0.0, 1
+        for included in range(1, len(order) + 1):
+            names = set(order[:included])
+            caps = [wish.cap if wish.group in names else 0 for wish in wishes]
+            for lookahead in range(1, min(most, max(caps, default=0)) + 1):
+                drafts = [min(lookahead, cap) for cap in caps]
+                speed = weighing.speed(drafts)
+                if speed > tried_speed:
+                    tried, tried_speed = lookahead, speed
+                if speed > best_speed:
+                    best, best_speed = drafts, speed
         if any(best):
             self._state = self._describe(max(best), best_speed / plain, "drafting pays")
         else:
-            gain = second_speed / plain
-            reason = f"drafting does not pay: lookahead {second} would run at {gain:.2f} of plain"
-            self._state = self._describe(0, 1.0, reason)
+            reason = f"drafting does not pay: lookahead {tried} would run at"
+            self._state = self._describe(0, 1.0, f"{reason} {tried_speed / plain:.2f} of plain")
         return best
 
-    def _speed(self, drafts: Sequence[int], rates: Sequence[float], running: int) -> float:
-        """Expected tokens per second of a step with these drafts."""
-        tokens = float(running)
-        for count, rate in zip(drafts, rates, strict=True):
-            tokens += sum(rate**depth for depth in range(1, count + 1))
-        seconds = self.target_cost.estimate(running, 1 + max(drafts, default=0))
-        for depth in range(max(drafts, default=0)):
-            seconds += self.draft_cost.estimate(sum(count > depth for count in drafts), 1)
-        return tokens / seconds
+    def _explored(self, weighing: Weighing, drafts: list[int]) -> list[int] | None:
+        """Now and then the longest lookahead, or none, in place of the best: their figures age.
 
-    def _probe(self, wishes: Sequence[Wish], drafts: list[int]) -> None:
-        """Give a few drafts to rows of a group that has not been tested for a while."""
-        drafting = {wish.group for wish, count in zip(wishes, drafts, strict=True) if count}
-        for group in {wish.group for wish in wishes}:
-            rate = self._rate(group)
-            rate.idle_steps = 0 if group in drafting else rate.idle_steps + 1
-        due = {group for group, rate in self._rates.items() if rate.idle_steps > PROBE_EVERY}
-        for index, wish in enumerate(wishes):
-            if wish.group in due and wish.cap:
-                drafts[index] = min(PROBE_LOOKAHEAD, wish.cap)
-                self._rates[wish.group].idle_steps = 0
+        What it is expected to lose is at most `EXPLORE_SHARE` of the passes since that width was
+        last timed, and for the first few times about a plain step. None where it is not time.
+        """
+        if not any(drafts):
+            return None
+        plain_s = weighing.seconds([0] * len(drafts))
+        speed = weighing.speed(drafts)
+        for lookahead in (self.speculation.lookahead, 0):
+            trial = [
+                min(lookahead, wish.cap) if count else 0
+                for wish, count in zip(weighing.wishes, drafts, strict=True)
+            ]
+            if trial == drafts:
+                continue
+            lost_s = weighing.seconds(trial) - weighing.tokens(trial) / speed
+            look = self._look(weighing.running, 1 + max(trial))
+            if lost_s <= plain_s * self._allowed(look):
+                look.times += 1
+                look.at = self.target_cost.passes(look.batch)
+                return trial
+        return None
+
+    def _look(self, batch: int, width: int) -> _Look:
+        return self._looks.setdefault((batch, width), _Look(batch=batch, width=width))
+
+    def _allowed(self, look: _Look) -> float:
+        """What this look may lose, in plain steps.
+
+        The drafter may propose less than was planned, so that the width is not timed after all:
+        a look counts whether or not it was.
+        """
+        cost = self.target_cost
+        since = cost.passes(look.batch) - look.at
+        allowed = EXPLORE_SHARE * min(since, cost.age(look.batch, look.width))
+        if look.times < _FIRST_LOOKS and cost.count(look.batch, look.width) <= _FIRST_LOOKS:
+            return max(allowed, 1.0)
+        return allowed
+
+    def _probed(self, weighing: Weighing, drafts: list[int]) -> list[int]:
+        """With one draft each for rows of groups that decode plainly and can afford it."""
+        plain_s = weighing.seconds([0] * len(drafts))
+        drafting = {wish.group for wish, n in zip(weighing.wishes, drafts, strict=True) if n}
+        for name in (name for name in weighing.curves if name not in drafting):
+            group = self._group(name)
+            # A probe for which the drafter had nothing to propose cost nothing.
+            group.credit = min(group.credit + group.pending + PROBE_SHARE, _CREDIT_LIMIT)
+            group.pending = 0.0
+            trial = [
+                min(1, wish.cap) if wish.group == name else count
+                for wish, count in zip(weighing.wishes, drafts, strict=True)
+            ]
+            extra_s = weighing.seconds(trial) - weighing.seconds(drafts)
+            price = max(extra_s / plain_s, _LEAST_PRICE)
+            if trial != drafts and price <= group.credit:
+                group.pending = price
+                group.credit -= price
+                drafts = trial
+        return drafts
 
     def _describe(self, lookahead: int, speedup: float, reason: str) -> SpeculationState:
-        tested = sum(rate.tested for rate in self._rates.values())
-        accepted = sum(rate.accepted for rate in self._rates.values())
+        groups = [group.acceptance for group in self._groups.values()]
+        tested = sum(group.tested for group in groups)
+        accepted = sum(group.accepted for group in groups)
         return SpeculationState(
             mode=self.speculation.mode,
             lookahead=lookahead,
@@ -207,18 +250,3 @@ class LookaheadController:
             est_speedup=speedup,
             reason=reason,
         )
-
-
-def _between(points: dict[int, float], at: int) -> float:
-    """Piecewise linear through `points`, level outside them."""
-    known = sorted(points)
-    if not known:
-        raise ValueError("no pass has been measured")
-    place = bisect_left(known, at)
-    if place == len(known):
-        return points[known[-1]]
-    if place == 0 or known[place] == at:
-        return points[known[place]]
-    low, high = known[place - 1], known[place]
-    share = (at - low) / (high - low)
-    return points[low] + share * (points[high] - points[low])

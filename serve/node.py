@@ -17,12 +17,17 @@ from draftkeep.policies.keyring import Keyring
 from draftkeep.policies.tenant import Tenants
 from draftkeep.serve.capture import Capture, DropReporter
 from draftkeep.serve.engine import Engine
+from draftkeep.serve.exposition import Exposition
 from draftkeep.serve.follow import ChannelFollower
 from draftkeep.serve.groups import GroupCounts
+from draftkeep.serve.limits import Limits
 from draftkeep.serve.lookahead import Speculation
+from draftkeep.serve.metrics import Metrics
+from draftkeep.serve.ngram import NGRAM_DIGEST, NgramDrafter
 from draftkeep.serve.outbox import Outbox
 from draftkeep.serve.problems import ProblemLog
-from draftkeep.serve.request import Finished
+from draftkeep.serve.request import Finished, StepReport
+from draftkeep.serve.request_log import RequestLog
 from draftkeep.serve.sealing import publish_periods
 from draftkeep.store.anchors import GATE, read_anchor
 from draftkeep.store.catalog import Catalog
@@ -55,11 +60,26 @@ class Node:
         self.max_context = config.serve.max_context
         self.sampling_rate = config.capture.sampling_rate
         self.admin_key_sha256 = config.serve.admin_key_sha256
+        self.open_metrics = config.serve.open_metrics
+        self.release = config.serve.release
+        self.release_tick_s = config.serve.release_tick_s
         self.started_s = clock()
         self.groups = GroupCounts()
+        self.limits = Limits(
+            {tenant.name: tenant.limits for tenant in config.tenants}, clock=time.monotonic
+        )
+        self.metrics = _metrics(config)
+        self.requests = RequestLog(label=self.metrics.label)
+        self.exposition = Exposition(
+            self.metrics, self.stats, model_name=self.model_id, cache=_cache_shape(config)
+        )
         self._problems = ProblemLog()
         self.engine = _engine(
-            config, target, on_finish=self._finished, on_problem=self._problems.problem
+            config,
+            target,
+            on_finish=self._finished,
+            on_problem=self._problems.problem,
+            on_step=self.metrics.step,
         )
         self.catalog = Catalog.open(config.state_dir / "catalog.db")
         self.registry = Registry(self.catalog, config.state_dir / "drafters")
@@ -74,17 +94,9 @@ class Node:
         )
         self._drops = DropReporter(self.capture, self.catalog, node=config.serve.node, clock=clock)
         self._next_expiry_s = 0.0
-        self.follower = ChannelFollower(
-            self.engine,
-            self.registry,
-            target,
-            scope=scope_of([tenant.name for tenant in config.tenants]),
-            channel=config.serve.channel,
-            gate_public=lambda: read_anchor(config.state_dir, GATE),
-            every_s=config.serve.follow_s,
-            after_poll=self._keep_house,
-        )
+        self.follower = self._build_follower()
         self._stop = threading.Event()
+        self._draining = False
         self._thread = threading.Thread(target=self._run_engine, name="engine", daemon=True)
 
     @classmethod
@@ -92,12 +104,17 @@ class Node:
         """Load the target and assemble; raises what refuses a start."""
         if config.model.threads:
             torch.set_num_threads(config.model.threads)
-        return cls(config, load_target(config.model.target))
+        model = config.model
+        return cls(config, load_target(model.target, device=model.device, dtype=model.dtype))
 
     def start(self) -> None:
         """Run the engine and follow the channel."""
         self._thread.start()
         self.follower.start()
+
+    def drain(self) -> None:
+        """Take no more requests; those under way go on."""
+        self._draining = True
 
     def close(self) -> None:
         """Stop the engine, deliver what was captured, and close every file.
@@ -116,6 +133,7 @@ class Node:
         if self._keyring is not None:
             self._keyring.close()
         self.catalog.close()
+        self.requests.flush()
 
     @property
     def alive(self) -> bool:
@@ -125,7 +143,7 @@ class Node:
     @property
     def ready(self) -> bool:
         """True while requests are taken."""
-        return self.alive and not self._stop.is_set()
+        return self.alive and not self._draining and not self._stop.is_set()
 
     def stats(self) -> dict[str, Any]:
         """Counters since start, for the administrator."""
@@ -136,6 +154,7 @@ class Node:
             "speculation": engine.pop("speculation"),
             "engine": engine,
             "groups": self.groups.snapshot(),
+            "tenants": self.limits.usage(),
             "capture": {
                 "acknowledged": self.capture.acknowledged,
                 "drops": self.capture.drops(),
@@ -197,6 +216,8 @@ class Node:
 
     def _finished(self, finished: Finished) -> None:
         self.groups.add(finished)
+        self.metrics.finished(finished)
+        self.requests.finished(finished)
         self.capture.finished(finished)
 
     def _open_keyring(self) -> Keyring | None:
@@ -217,6 +238,19 @@ class Node:
             publish_periods(self.catalog, self._keyring)
         except Exception as error:
             _log.error("the catalog's deadlines are not up to date: %s", _reason(error))
+
+    def _build_follower(self) -> ChannelFollower:
+        config = self._config
+        return ChannelFollower(
+            self.engine,
+            self.registry,
+            self.target,
+            scope=scope_of([tenant.name for tenant in config.tenants]),
+            channel=config.serve.channel,
+            gate_public=lambda: read_anchor(config.state_dir, GATE),
+            every_s=config.serve.follow_s,
+            after_poll=self._keep_house,
+        )
 
     def _build_outbox(self) -> Outbox | None:
         if not self._config.capture.enabled or self._keyring is None:
@@ -240,6 +274,7 @@ def _engine(
     *,
     on_finish: Callable[[Finished], None],
     on_problem: Callable[[str, BaseException], None],
+    on_step: Callable[[StepReport], None],
 ) -> Engine:
     return Engine(
         target.model,
@@ -249,8 +284,30 @@ def _engine(
         speculation=Speculation(mode=config.serve.speculation, lookahead=config.serve.lookahead),
         capture_k=config.capture.k,
         capture_branches=config.capture.rejected_branches,
+        verification=config.serve.verification,
+        floor=NgramDrafter() if config.serve.floor == "ngram" else None,
+        preempt_after_s=config.serve.preempt_after_s,
         on_finish=on_finish,
         on_problem=on_problem,
+        on_step=on_step,
+    )
+
+
+def _cache_shape(config: Config) -> dict[str, str]:
+    return {
+        "block_size": str(config.serve.max_context),
+        "cache_dtype": config.model.dtype,
+        "num_gpu_blocks": str(config.serve.slots),
+    }
+
+
+def _metrics(config: Config) -> Metrics:
+    shown = [tenant for tenant in config.tenants if not tenant.hide_domain]
+    return Metrics(
+        domains={domain for tenant in shown for domain in tenant.domains},
+        names={NGRAM_DIGEST: "ngram"},
+        max_context=config.serve.max_context,
+        lookahead=config.serve.lookahead,
     )
 
 

@@ -8,8 +8,9 @@ and agree with the plain layer.
 Shapes: O outputs, I inputs.
 """
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, cast
 
 import torch
@@ -18,10 +19,10 @@ from torch import Tensor, nn
 Packing = Literal["measured", "always", "never"]
 
 PARITY = 1e-4
-_PROBE_ROWS = (1, 5, 40)
+_PROBE_ROWS = (1, 5, 9, 40)
 # Rows of a pass that the packed layout is made for: 8 slots with 4 drafts each.
 _EXPECTED_ROWS = 40
-_REPEATS = 5
+_REPEATS = 10
 # Timings are noisy: near a tie two starts on one machine would choose differently.
 _CLEAR_WIN = 0.9
 
@@ -57,8 +58,8 @@ def pack_linears(
     it can no longer be trained or saved. A weight shared with an embedding is copied into the
     packed form, so the embedding goes on working. Layers off the CPU, not in float32, without the
     operators, or off by more than `PARITY` of their own largest output stay as they are; with
-    `measured` so do those whose shape is not clearly faster packed: by a tenth, over passes of 1, 5
-    and 40 rows, so that starts on one machine mostly agree.
+    `measured` so do those whose shape is not clearly faster packed: by a tenth, over passes of 1,
+    5, 9 and 40 rows, so that starts on one machine mostly agree.
     """
     if packing == "never":
         return 0
@@ -71,7 +72,7 @@ def pack_linears(
             if (twin := _packed(child)) is None:
                 continue
             if packing == "measured" and child.weight.shape not in faster:
-                packed_s, plain_s = _seconds(twin, clock), _seconds(child, clock)
+                packed_s, plain_s = _seconds((twin, child), clock)
                 faster[child.weight.shape] = packed_s < _CLEAR_WIN * plain_s
             if faster.get(child.weight.shape, True):
                 setattr(parent, name, twin)
@@ -95,7 +96,7 @@ def _packed(linear: nn.Linear) -> PackedLinear | None:
 def _agrees(plain: nn.Linear, twin: PackedLinear) -> bool:
     generator = torch.Generator().manual_seed(0)
     for rows in _PROBE_ROWS:
-        x = torch.randn(1, rows, twin.in_features, generator=generator)
+        x = torch.randn(rows, twin.in_features, generator=generator)
         expected, got = plain(x), twin(x)
         scale = expected.abs().max().clamp_min(1e-6)
         if got.shape != expected.shape or not bool((got - expected).abs().max() <= PARITY * scale):
@@ -103,16 +104,20 @@ def _agrees(plain: nn.Linear, twin: PackedLinear) -> bool:
     return True
 
 
-def _seconds(layer: PackedLinear | nn.Linear, clock: Callable[[], float]) -> float:
-    """The sum over the probe widths of the fastest of a few calls."""
-    total = 0.0
+def _seconds(layers: Sequence[PackedLinear | nn.Linear], clock: Callable[[], float]) -> list[float]:
+    """Per layer the sum over the probe widths of the fastest of a few calls.
+
+    The layers take turns, so that a busy moment of the machine meets all of them.
+    """
+    totals = [0.0] * len(layers)
     with torch.inference_mode():
         for rows in _PROBE_ROWS:
-            x = torch.zeros(1, rows, layer.in_features)
-            times = []
+            x = torch.zeros(rows, layers[0].in_features)
+            best = [math.inf] * len(layers)
             for _ in range(_REPEATS):
-                start = clock()
-                layer(x)
-                times.append(clock() - start)
-            total += min(times)
-    return total
+                for index, layer in enumerate(layers):
+                    start = clock()
+                    layer(x)
+                    best[index] = min(best[index], clock() - start)
+            totals = [total + least for total, least in zip(totals, best, strict=True)]
+    return totals

@@ -6,6 +6,7 @@ from typing import Any
 
 from draftkeep.errors import InputError
 from draftkeep.kernels.sampling import Sampling
+from draftkeep.serve.detokenize import whole_text
 from draftkeep.serve.openai_types import ChatRequest, CompletionRequest
 from draftkeep.store.models import TargetModel
 
@@ -32,22 +33,19 @@ def chat_prompt(target: TargetModel, body: ChatRequest) -> tuple[int, ...]:
     return _ids(target.tokenizer, text, special=False, param="messages")
 
 
-def completion_prompt(target: TargetModel, body: CompletionRequest) -> tuple[int, ...]:
-    """The prompt's ids: encoded text, or the given ids where all of them exist."""
-    if isinstance(body.prompt, str):
-        return _ids(target.tokenizer, body.prompt, special=True, param="prompt")
-    if any(not 0 <= token < target.vocab for token in body.prompt):
-        raise InputError(f"prompt holds a token id outside 0..{target.vocab - 1}", param="prompt")
-    return tuple(body.prompt)
+def completion_prompts(
+    target: TargetModel, body: CompletionRequest
+) -> list[tuple[tuple[int, ...], str]]:
+    """Every prompt's ids and text: as it was sent, or the given ids where all of them exist."""
+    return [_completion_prompt(target, prompt) for prompt in body.prompt]
 
 
 def sampling_of(target: TargetModel, body: ChatRequest | CompletionRequest) -> Sampling:
     """The sampling values, OpenAI's defaults where the request gives none."""
-    bias = body.logit_bias or {}
-    if any(not 0 <= token < target.vocab for token in bias):
-        raise InputError(
-            f"logit_bias names a token id outside 0..{target.vocab - 1}", param="logit_bias"
-        )
+    bias, stop_ids = body.logit_bias or {}, body.stop_token_ids or []
+    for param, ids in (("logit_bias", bias), ("stop_token_ids", stop_ids)):
+        if any(not 0 <= token < target.vocab for token in ids):
+            raise InputError(f"{param} names a token id outside 0..{target.vocab - 1}", param=param)
     return Sampling(
         temperature=_given(body.temperature, 1.0),
         top_p=_given(body.top_p, 1.0),
@@ -58,6 +56,7 @@ def sampling_of(target: TargetModel, body: ChatRequest | CompletionRequest) -> S
         frequency_penalty=_given(body.frequency_penalty, 0.0),
         logit_bias=tuple(sorted(bias.items())),
         eos_ids=target.eos_ids,
+        stop_ids=tuple(sorted(set(stop_ids))),
         ignore_eos=bool(body.ignore_eos),
         min_tokens=body.min_tokens or 0,
     )
@@ -82,6 +81,14 @@ def output_cap(
             param=param,
         )
     return min(room, wanted) if wanted is not None else room
+
+
+def _completion_prompt(target: TargetModel, prompt: str | list[int]) -> tuple[tuple[int, ...], str]:
+    if isinstance(prompt, str):
+        return _ids(target.tokenizer, prompt, special=True, param="prompt"), prompt
+    if any(not 0 <= token < target.vocab for token in prompt):
+        raise InputError(f"prompt holds a token id outside 0..{target.vocab - 1}", param="prompt")
+    return tuple(prompt), whole_text(target.tokenizer, prompt)
 
 
 def _given(value: float | None, default: float) -> float:

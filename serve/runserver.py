@@ -6,11 +6,14 @@ import json
 import logging
 import signal
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 
 from draftkeep.config import Config
 from draftkeep.errors import ConfigError
@@ -19,64 +22,121 @@ from draftkeep.serve.app import build_app
 from draftkeep.serve.logs import log_to_stderr
 from draftkeep.serve.node import Node
 
-GRACE_S = 5
+# What is still under way when the grace is over is cancelled; it has this long to notice.
+CANCEL_S = 1
 _log = logging.getLogger(__name__)
 
 
 def serve(config: Config) -> None:
     """Serve until SIGTERM or SIGINT, then return.
 
-    Stops accepting, lets requests under way finish for `GRACE_S` seconds, cancels the rest, and
-    delivers what was captured. The address is written to `serve.json` in the state directory once
-    requests are taken. Raises ConfigError or ModelError where the node cannot start.
+    The probes answer while the model is being loaded. The first signal makes the node unready and
+    refuses new requests; those under way have `serve.grace_s` to finish, the rest is cancelled,
+    and what was captured is delivered. A second signal ends the grace. The address is written to
+    `serve.json` in the state directory once requests are taken. Raises ConfigError or ModelError
+    where the node cannot start.
     """
     log_to_stderr()
     with (
         _only_node(config.state_dir),
         contextlib.closing(_listen(config.serve.host, config.serve.port)) as listener,
     ):
-        node = Node.build(config)
-        try:
-            _run(node, config, listener)
-        finally:
-            node.close()
+        app = build_app()
+        server = _Server(app, grace_s=config.serve.grace_s)
+        loader = _Loader(config, app, server, listener)
+        with _signals_stop(server):
+            loader.start()
+            try:
+                server.run(sockets=[listener])
+            finally:
+                loader.join()
+                loader.close()
 
 
-def _run(node: Node, config: Config, listener: socket.socket) -> None:
-    server = uvicorn.Server(
-        uvicorn.Config(
-            build_app(node),
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            lifespan="off",
-            ws="none",
-            timeout_graceful_shutdown=GRACE_S,
+class _Server(uvicorn.Server):
+    """Drains before it stops: the listener stays open, so that whoever asks is told why not."""
+
+    def __init__(self, app: FastAPI, *, grace_s: float) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                lifespan="off",
+                ws="none",
+                timeout_graceful_shutdown=CANCEL_S,
+            )
         )
-    )
-    with _signals_stop(server):
-        node.start()
-        url = _write_address(config, listener)
-        _log.info("serving %s on %s for %d tenants", node.model_id, url, len(config.tenants))
+        self._app = app
+        self._grace_s = grace_s
+        self._drain_until_s: float | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal drains, the second stops."""
+        node: Node | None = self._app.state.node
+        if node is None or self._drain_until_s is not None:
+            self.should_exit = True
+        else:
+            node.drain()
+            self._drain_until_s = time.monotonic() + self._grace_s
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called ten times a second; stops once nothing is under way or the grace is over."""
+        until_s, node = self._drain_until_s, self._app.state.node
+        if until_s is not None and (not node.requests.in_flight or time.monotonic() >= until_s):
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+
+class _Loader(threading.Thread):
+    """Loads the node beside the server, which answers meanwhile that it is not ready."""
+
+    def __init__(
+        self, config: Config, app: FastAPI, server: _Server, listener: socket.socket
+    ) -> None:
+        super().__init__(name="loader")
+        self._config = config
+        self._app = app
+        self._server = server
+        self._listener = listener
+        self._node: Node | None = None
+        self._failure: Exception | None = None
+
+    def run(self) -> None:
+        """Build and start the node; a failure stops the server."""
         try:
-            server.run(sockets=[listener])
-        finally:
-            (config.state_dir / "serve.json").unlink(missing_ok=True)
+            node = self._node = Node.build(self._config)
+            node.start()
+            self._app.state.node = node
+            url = _write_address(self._config, self._listener)
+        except Exception as error:
+            self._failure = error
+            self._server.should_exit = True
+            return
+        tenants = len(self._config.tenants)
+        _log.info("serving %s on %s for %d tenants", node.model_id, url, tenants)
+
+    def close(self) -> None:
+        """Close what was built, and raise what kept the rest from being built."""
+        (self._config.state_dir / "serve.json").unlink(missing_ok=True)
+        if self._node is not None:
+            self._node.close()
+        if self._failure is not None:
+            raise self._failure
 
 
 @contextlib.contextmanager
-def _signals_stop(server: uvicorn.Server) -> Iterator[None]:
-    """SIGTERM and SIGINT end the server and nothing else.
+def _signals_stop(server: _Server) -> Iterator[None]:
+    """SIGTERM and SIGINT end the server and nothing else, before, while and after it runs.
 
-    uvicorn handles them while it runs and raises them again afterwards, when the default handlers
-    would end the process before captured traces are delivered.
+    The default handlers would end the process before captured traces are delivered.
     """
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        server.should_exit = True
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {
+        number: signal.signal(number, server.handle_exit)
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
     try:
         yield
     finally:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from draftkeep.serve.counters import Totals
+from draftkeep.serve.drafting import Verification
 from draftkeep.serve.lookahead import SpeculationState
 
 
@@ -11,7 +12,9 @@ class EngineStats(Totals):
     """Totals since start, and what is going on at the moment.
 
     `drafter` is the digest of the running one, `drafter_lost` of one that was given up after a
-    failing pass with no swap since; empty where there is none.
+    failing pass with no swap since; empty where there is none. `waiting` counts requests without a
+    slot, those that had one before among them. `kv_used_share` is the part of all slots' positions
+    that running requests fill.
     """
 
     slots: int
@@ -19,4 +22,6 @@ class EngineStats(Totals):
     waiting: int
     drafter: bytes
     drafter_lost: bytes
+    verification: Verification
+    kv_used_share: float
     speculation: SpeculationState

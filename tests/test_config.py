@@ -40,6 +40,8 @@ OVERRIDES = {
     "keys_dir": "/keys",
     "model.target": "tiny",
     "model.threads": "3",
+    "model.device": "cuda:1",
+    "model.dtype": "bfloat16",
     "serve.host": "0.0.0.0",  # noqa: S104 (a value to read, nothing binds it)
     "serve.port": "9000",
     "serve.node": "node-9",
@@ -48,6 +50,13 @@ OVERRIDES = {
     "serve.queue": "7",
     "serve.speculation": "off",
     "serve.lookahead": "2",
+    "serve.verification": "rejection",
+    "serve.floor": "none",
+    "serve.preempt_after_s": "0",
+    "serve.release": "paced",
+    "serve.release_tick_s": "0.2",
+    "serve.open_metrics": "true",
+    "serve.grace_s": "90",
     "serve.channel": "canary",
     "serve.follow_s": "0.5",
     "serve.admin_key_sha256": "ab" * 32,
@@ -112,9 +121,47 @@ def test_a_ttl_under_four_periods_is_refused() -> None:
 
 
 def test_two_tenants_of_one_name_are_refused() -> None:
-    tenant = f'{{name = "acme", api_key_sha256 = "{KEY}"}}'
+    tenants = [f'{{name = "acme", api_key_sha256 = "{key * 64}"}}' for key in "01"]
     with pytest.raises(ConfigError, match="unique"):
-        load_config(None, {"DRAFTKEEP_TENANTS": f"[{tenant}, {tenant}]"})
+        load_config(None, {"DRAFTKEEP_TENANTS": f"[{', '.join(tenants)}]"})
+
+
+A, B = "a" * 64, "b" * 64
+
+
+@pytest.mark.parametrize(
+    ("tenants", "reason"),
+    [
+        ('{name = "acme"}', "has no key"),
+        ('{name = "acme", keys = []}', "has no key"),
+        (f'{{name = "acme", keys = [{{sha256 = "{A}", scopes = []}}]}}', "scopes"),
+        (f'{{name = "acme", keys = [{{sha256 = "{A}", scopes = ["all"]}}]}}', "scopes"),
+        (f'{{name = "acme", keys = [{{sha256 = "{A}", scope = ["chat"]}}]}}', "unknown key"),
+        (f'{{name = "acme", keys = [{{sha256 = "{A[1:]}"}}]}}', "sha256"),
+        (f'{{name = "acme", api_key_sha256 = "{A}", keys = [{{sha256 = "{A}"}}]}}', "twice"),
+        (
+            f'{{name = "a", api_key_sha256 = "{A}"}}, {{name = "b", keys = [{{sha256 = "{A}"}}]}}',
+            "twice",
+        ),
+        (f'{{name = "acme", api_key_sha256 = "{B}"}}', "twice"),
+        (f'{{name = "acme", api_key_sha256 = "{A}", limits = {{concurrent = 0}}}}', "concurrent"),
+    ],
+)
+def test_keys_and_limits_that_cannot_be_meant_are_refused(tenants: str, reason: str) -> None:
+    environ = {"DRAFTKEEP_TENANTS": f"[{tenants}]", "DRAFTKEEP_SERVE__ADMIN_KEY_SHA256": B}
+    with pytest.raises(ConfigError, match=reason) as raised:
+        load_config(None, environ)
+    assert A[1:] not in str(raised.value)
+
+
+def test_the_short_form_of_a_key_may_chat_and_complete() -> None:
+    further = f'{{sha256 = "{B}", scopes = ["metrics"]}}'
+    tenants = f'[{{name = "acme", api_key_sha256 = "{A}", keys = [{further}]}}]'
+    (acme,) = load_config(None, {"DRAFTKEEP_TENANTS": tenants}).tenants
+    assert [(key.sha256, key.scopes) for key in acme.all_keys] == [
+        (A, ("chat", "completions")),
+        (B, ("metrics",)),
+    ]
 
 
 def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:

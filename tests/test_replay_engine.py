@@ -105,7 +105,7 @@ def _serve(drafter: Drafter, lookahead: int) -> list[Finished]:
                 sampling=SAMPLINGS[number % len(SAMPLINGS)],
                 seed=1000 + number,
                 max_tokens=int(rng.integers(1, 18)),
-                on_tokens=lambda tokens, finish: None,
+                on_tokens=lambda emission: None,
                 on_error=_raise,
             )
         )
@@ -245,7 +245,7 @@ def test_a_swap_in_the_middle_is_replayed_drafter_by_drafter() -> None:
                 sampling=Sampling(temperature=0.9, eos_ids=(EOS,), ignore_eos=True),
                 seed=number,
                 max_tokens=24,
-                on_tokens=lambda tokens, finish: None,
+                on_tokens=lambda emission: None,
                 on_error=_raise,
             )
         )

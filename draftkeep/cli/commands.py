@@ -3,6 +3,8 @@
 What needs torch is imported inside the commands: `draftkeep audit` must not wait for it.
 """
 
+import hashlib
+import secrets
 from pathlib import Path
 from typing import Annotated
 
@@ -104,6 +106,13 @@ def erase(
     settings = load_config(config)
     report = erase_and_report(settings, tenant=only_tenant(settings, tenant), subject=subject)
     Console().print_json(data=report)
+
+
+@app.command()
+def keygen() -> None:
+    """Make an API key. It is shown once; the configuration holds its hash alone."""
+    key = f"dk-{secrets.token_urlsafe(32)}"
+    typer.echo(f"key    {key}\nsha256 {hashlib.sha256(key.encode()).hexdigest()}")
 
 
 @drafters_app.command("list")

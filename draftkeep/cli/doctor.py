@@ -11,10 +11,11 @@ from typing import Annotated
 import typer
 
 from draftkeep.cli.tables import plain_table, table_console
-from draftkeep.config import Config, load_config
+from draftkeep.config import Config, TenantConfig, load_config
 from draftkeep.errors import DraftkeepError
 
 MIN_FREE_BYTES = 2 * 1024**3
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,7 @@ def doctor(
         Path | None, typer.Option("--config", "-c", envvar="DRAFTKEEP_CONFIG")
     ] = None,
 ) -> None:
-    """Check model, tokenizer, drafter, keys, log, catalog and disk; name the remedy for each."""
+    """Check tenants, device, model, drafter, keys, log, catalog, disk; name the remedy for each."""
     findings = examine(load_config(config))
     rows = [(item.check, item.status, item.detail, item.remedy) for item in findings]
     table_console().print(plain_table(("check", "status", "found", "remedy"), rows))
@@ -44,6 +45,7 @@ def examine(config: Config) -> list[Finding]:
     """Run every check; one that raises is a finding, not the end."""
     checks: tuple[tuple[str, Callable[[Config], Finding]], ...] = (
         ("tenants", _tenants),
+        ("device", _device),
         ("model", _model),
         ("drafter", _drafter),
         ("keys", _keys),
@@ -76,11 +78,47 @@ def _tenants(config: Config) -> Finding:
             check="tenants",
             status="fail",
             detail="none configured, so every request is refused",
-            remedy="add a [[tenants]] table with a name and api_key_sha256",
+            remedy="add a [[tenants]] table with a name and api_key_sha256 (draftkeep keygen)",
         )
-    modes = ", ".join(f"{tenant.name} ({tenant.capture})" for tenant in config.tenants)
+    if config.serve.open_metrics and config.serve.host not in LOOPBACK:
+        return Finding(
+            check="tenants",
+            status="warn",
+            detail=f"everyone who reaches {config.serve.host} may read /metrics",
+            remedy="unset serve.open_metrics and use a key with the scope metrics",
+        )
+    modes = ", ".join(_described(tenant) for tenant in config.tenants)
     detail = f"{len(config.tenants)} configured: {modes}"
     return Finding(check="tenants", status="ok", detail=detail)
+
+
+def _described(tenant: TenantConfig) -> str:
+    count = len(tenant.all_keys)
+    return f"{tenant.name} ({tenant.capture}, {count} key{'s' if count > 1 else ''})"
+
+
+def _device(config: Config) -> Finding:
+    import torch
+
+    device = config.model.device
+    shown = f"{device}, {config.model.dtype}"
+    if device != "cpu":
+        index, seen = int(device.partition(":")[2] or 0), torch.cuda.device_count()
+        if index >= seen:
+            return Finding(
+                check="device",
+                status="fail",
+                detail=f"{device} is configured, and torch sees {seen} of its kind",
+                remedy="set model.device to cpu, or install the driver and a torch built for it",
+            )
+    elif config.model.dtype == "float16":
+        return Finding(
+            check="device",
+            status="warn",
+            detail=f"{shown} is slow and coarse on a CPU",
+            remedy="set model.dtype to float32",
+        )
+    return Finding(check="device", status="ok", detail=shown)
 
 
 def _model(config: Config) -> Finding:

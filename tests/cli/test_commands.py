@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 from draftkeep.cli.commands import app, only_tenant
 from draftkeep.cli.doctor import examine
 from draftkeep.cli.drafters import publish_cold
-from draftkeep.config import Config, load_config
+from draftkeep.config import Config, ModelConfig, ServeConfig, TenantConfig, load_config
 from draftkeep.errors import ConfigError
 from draftkeep.policies.keyring import Keyring
+from draftkeep.policies.tenant import Tenants
 from draftkeep.store.anchors import ISSUER, publish_anchor
 from draftkeep.store.catalog import Catalog
 
@@ -27,6 +28,7 @@ COMMANDS = (
     ("distill",),
     ("audit",),
     ("erase",),
+    ("keygen",),
     ("drafters",),
     ("drafters", "list"),
     ("drafters", "cold"),
@@ -49,6 +51,18 @@ def surface() -> str:
 
 def test_the_surface_is_frozen() -> None:
     assert surface() == GOLDEN.read_text()
+
+
+def test_a_made_key_is_one_the_configuration_takes() -> None:
+    made = []
+    for _ in range(2):
+        lines = CliRunner().invoke(app, ["keygen"]).output.splitlines()
+        (_, key), (_, digest) = (line.split() for line in lines)
+        made.append(key)
+        tenant = TenantConfig(name="acme", api_key_sha256=digest)
+        found = Tenants.from_config(Config(tenants=(tenant,))).authenticate(key, "chat")
+        assert found.name == "acme"
+    assert made[0] != made[1]
 
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -99,7 +113,9 @@ def test_a_tenant_is_named_or_the_only_one(config: Config) -> None:
 
 def test_doctor_finds_nothing_wrong_with_a_good_configuration(config: Config) -> None:
     findings = {finding.check: finding for finding in examine(config)}
-    assert {"tenants", "model", "drafter", "keys", "log", "catalog", "disk"} == set(findings)
+    assert {"tenants", "device", "model", "drafter", "keys", "log", "catalog", "disk"} == set(
+        findings
+    )
     assert not [name for name, finding in findings.items() if finding.status == "fail"]
     assert findings["drafter"].remedy == "draftkeep drafters cold"
 
@@ -121,6 +137,23 @@ def test_doctor_names_what_is_wrong_and_the_remedy(config: Config, tmp_path: Pat
     assert "no target named" in findings["model"].detail
     assert findings["keys"].status == "fail"
     assert findings["catalog"].status == "fail"
+
+
+@pytest.mark.parametrize(
+    ("check", "status", "update"),
+    [
+        ("tenants", "warn", {"serve": ServeConfig(open_metrics=True, host="::")}),
+        ("tenants", "ok", {"serve": ServeConfig(open_metrics=True)}),
+        ("device", "fail", {"model": ModelConfig(target="tiny", device="cuda:99")}),
+        ("device", "warn", {"model": ModelConfig(target="tiny", dtype="float16")}),
+    ],
+)
+def test_doctor_sees_what_nobody_can_mean(
+    config: Config, check: str, status: str, update: dict[str, object]
+) -> None:
+    findings = {item.check: item for item in examine(config.model_copy(update=update))}
+    assert findings[check].status == status
+    assert bool(findings[check].remedy) == (status != "ok")
 
 
 def test_doctor_checks_the_drafter_that_would_serve(config: Config) -> None:

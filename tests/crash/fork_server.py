@@ -111,7 +111,7 @@ def _request(job: Job, draw: random.Random, target: TargetModel) -> Request:
         sampling=Sampling(temperature=draw.choice([0.0, 1.0])),
         seed=draw.getrandbits(64),
         max_tokens=draw.randrange(1, 16),
-        on_tokens=lambda _tokens, _finish: None,
+        on_tokens=lambda _emission: None,
         on_error=_fail,
         tag=CaptureTag(provenance=provenance),
     )

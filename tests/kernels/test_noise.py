@@ -2,14 +2,15 @@
 
 import math
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
-from draftkeep.kernels.noise import gumbel
+from draftkeep.kernels.noise import ACCEPT, COUPLED, DRAFT, RECOVERY, gumbel, uniform
 
 _MASK = (1 << 64) - 1
 _WORDS = st.integers(0, _MASK)
@@ -32,8 +33,8 @@ def _philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[i
     return c0, c1, c2, c3
 
 
-def _plain(seed: int, choice: int, index: int, token: int) -> float:
-    word = _philox((token // 4, index, 0, 0), (seed, choice))[token % 4]
+def _plain(seed: int, choice: int, index: int, token: int, stream: int = 0) -> float:
+    word = _philox((token // 4, index, stream, 0), (seed, choice))[token % 4]
     return -math.log(-math.log(((word >> 11) + 0.5) * 2.0**-53))
 
 
@@ -53,6 +54,29 @@ def test_golden_values() -> None:
 def test_equals_the_plain_generator(seed: int, choice: int, index: int, vocab: int) -> None:
     expected = [_plain(seed, choice, index, token) for token in range(vocab)]
     assert gumbel(seed, choice, index, vocab) == pytest.approx(expected, rel=1e-13, abs=1e-13)
+
+
+@given(seed=_WORDS, choice=_WORDS, index=st.integers(0, 1 << 40), stream=st.integers(1, 3))
+@settings(deadline=None)
+def test_streams_equal_the_plain_generator(seed: int, choice: int, index: int, stream: int) -> None:
+    expected = [_plain(seed, choice, index, token, stream) for token in range(9)]
+    assert gumbel(seed, choice, index, 9, stream) == pytest.approx(expected, rel=1e-13, abs=1e-13)
+    number = uniform(seed, choice, index, stream)
+    assert 0.0 < number < 1.0
+    assert -math.log(-math.log(number)) == pytest.approx(expected[0], rel=1e-12, abs=1e-12)
+
+
+def test_streams_do_not_share_noise() -> None:
+    rows = [gumbel(5, 0, 3, 64, stream) for stream in (COUPLED, DRAFT, ACCEPT, RECOVERY)]
+    rows.append(gumbel(5, 0, 4, 64))
+    for left, right in combinations(rows, 2):
+        assert not np.isclose(left, right).any()
+    assert np.array_equal(gumbel(5, 0, 3, 64), rows[0])
+
+
+def test_uniform_numbers_are_uniform() -> None:
+    numbers = [uniform(seed, 0, index, ACCEPT) for seed in range(40) for index in range(50)]
+    assert stats.kstest(numbers, "uniform").pvalue > 1e-3
 
 
 @pytest.mark.parametrize("index", [0, 1, 2**32, 2**63])
@@ -92,3 +116,5 @@ def test_threads_do_not_disturb_each_other() -> None:
 def test_negative_index_is_refused() -> None:
     with pytest.raises(ValueError, match="must not be negative"):
         gumbel(0, 0, -1, 4)
+    with pytest.raises(ValueError, match="must not be negative"):
+        uniform(0, 0, 0, -1)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from draftkeep.errors import ModelError
-from draftkeep.kernels.topk import topk_lse
+from draftkeep.kernels.topk import argmax, topk_lse
 
 
 def _ranked(row: Tensor, k: int) -> list[int]:
@@ -84,10 +84,41 @@ def test_wide_bfloat16_rows_with_ties() -> None:
     assert out.ids_NK.tolist() == [_ranked(row, 32) for row in logits]
 
 
+@given(
+    seed=st.integers(0, 10_000),
+    rows=st.integers(1, 4),
+    vocab=st.sampled_from([640, 641, 1000, 1023]),
+    k=st.sampled_from([1, 3, 4]),
+    levels=st.sampled_from([2, 30, 400, 100_000]),
+)
+@settings(max_examples=100, deadline=None)
+def test_many_blocks_hide_no_entry(seed: int, rows: int, vocab: int, k: int, levels: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    logits = torch.randint(0, levels, (rows, vocab), generator=draw).float() / 7
+    logits[0, vocab - seed % 90 - 1] = levels
+    out = topk_lse(logits[:, :], k)
+    assert out.ids_NK.tolist() == [_ranked(row, k) for row in logits]
+    best, values = argmax(logits)
+    assert best.tolist() == [_ranked(row, 1)[0] for row in logits]
+    assert torch.equal(values, logits.amax(dim=1))
+
+
+@pytest.mark.parametrize("vocab", [5, 64, 200])
+def test_the_best_of_a_row_with_nan_is_nan(vocab: int) -> None:
+    logits = torch.zeros(2, vocab)
+    logits[1, vocab - 1] = torch.nan
+    best, values = argmax(logits)
+    assert best[0] == 0
+    assert values[0] == 0
+    assert values[1].isnan()
+
+
 def test_no_rows() -> None:
-    out = topk_lse(torch.empty(0, 9), 4)
-    assert out.ids_NK.shape == (0, 4)
-    assert out.tail_N.shape == (0,)
+    for vocab in (9, 9000):
+        out = topk_lse(torch.empty(0, vocab), 4)
+        assert out.ids_NK.shape == (0, 4)
+        assert out.tail_N.shape == (0,)
+        assert argmax(torch.empty(0, vocab))[0].shape == (0,)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -1,12 +1,18 @@
 import hashlib
 import math
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from draftkeep.config import CaptureConfig, Config, TenantConfig
-from draftkeep.errors import ConfigError, DeniedError
-from draftkeep.policies.tenant import CaptureDecision, CaptureReason, TenantPolicy, Tenants
+from draftkeep.config import CaptureConfig, Config, Scope, TenantConfig
+from draftkeep.errors import ConfigError, DeniedError, ForbiddenError
+from draftkeep.policies.tenant import (
+    CaptureDecision,
+    CaptureReason,
+    TenantKey,
+    TenantPolicy,
+    Tenants,
+)
 
 
 def tenant(name: str = "acme", key: str = "secret", **fields: Any) -> TenantConfig:
@@ -39,9 +45,32 @@ def test_any_other_key_is_denied_and_not_repeated(key: str) -> None:
         assert not key or key not in str(raised.value)
 
 
-def test_two_tenants_with_one_key_are_refused() -> None:
-    with pytest.raises(ConfigError, match="same api_key_sha256"):
-        Tenants.from_config(Config(tenants=(tenant("a"), tenant("b"))))
+def test_one_key_twice_is_refused() -> None:
+    key = TenantKey(sha256=b"x" * 32, scopes=frozenset({"chat"}), tenant=policy())
+    with pytest.raises(ConfigError, match="configured twice"):
+        Tenants([key, key])
+
+
+def test_a_key_does_what_its_scopes_say_and_no_more() -> None:
+    keys = [
+        {"sha256": hashlib.sha256(b"reads").hexdigest(), "scopes": ["metrics"]},
+        {"sha256": hashlib.sha256(b"chats").hexdigest(), "scopes": ["chat"]},
+    ]
+    tenants = Tenants.from_config(Config(tenants=(tenant(keys=keys),)))
+    allowed = {
+        "secret": {"chat", "completions"},
+        "reads": {"metrics"},
+        "chats": {"chat"},
+    }
+    for key, scopes in allowed.items():
+        assert tenants.authenticate(key).name == "acme"
+        for scope in get_args(Scope):
+            if scope in scopes:
+                assert tenants.authenticate(key, scope).name == "acme"
+            else:
+                with pytest.raises(ForbiddenError, match=f"lacks the scope {scope};") as refused:
+                    tenants.authenticate(key, scope)
+                assert key not in str(refused.value)
 
 
 @pytest.mark.parametrize(

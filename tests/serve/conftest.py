@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from draftkeep.errors import DraftkeepError
 from draftkeep.kernels.noise import gumbel
@@ -16,9 +16,19 @@ from draftkeep.kernels.sampling import Sampling
 from draftkeep.serve.drafting import DraftModel
 from draftkeep.serve.engine import Engine
 from draftkeep.serve.lookahead import Speculation
-from draftkeep.serve.request import Finish, Finished, Request
+from draftkeep.serve.request import Emission, Finish, Finished, Request, TokenLogprob
 
 NEAR_TIE = 1e-3
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
 
 
 @dataclass
@@ -28,6 +38,7 @@ class Reply:
     request: Request
     tokens: list[int] = field(default_factory=list)
     calls: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: Finish | None = None
     error: DraftkeepError | None = None
 
@@ -37,12 +48,12 @@ class Lab:
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
-        self._targets: dict[tuple[int, int], LlamaForCausalLM] = {}
+        self._targets: dict[tuple[int, int, int], LlamaForCausalLM] = {}
         self.near_ties: list[float] = []
 
-    def target(self, vocab: int = 48, seed: int = 0) -> LlamaForCausalLM:
+    def target(self, vocab: int = 48, seed: int = 0, context: int = 256) -> LlamaForCausalLM:
         """A plain model that nobody packs; engines get copies."""
-        if (vocab, seed) not in self._targets:
+        if (vocab, seed, context) not in self._targets:
             torch.manual_seed(seed)
             config = LlamaConfig(
                 vocab_size=vocab,
@@ -51,7 +62,7 @@ class Lab:
                 num_hidden_layers=2,
                 num_attention_heads=4,
                 num_key_value_heads=2,
-                max_position_embeddings=256,
+                max_position_embeddings=context,
                 initializer_range=0.25,
                 bos_token_id=None,
                 eos_token_id=None,
@@ -60,8 +71,8 @@ class Lab:
             model = LlamaForCausalLM(config)
             model.train(False)
             model.set_attn_implementation("sdpa")
-            self._targets[vocab, seed] = model
-        return self._targets[vocab, seed]
+            self._targets[vocab, seed, context] = model
+        return self._targets[vocab, seed, context]
 
     def drafter(self, kind: str, vocab: int = 48, seed: int = 0) -> DraftModel | None:
         """`copy`, `random`, `constant`, `trimmed` (every second id), `noisy` (close) or `none`."""
@@ -93,12 +104,13 @@ class Lab:
         seed: int = 0,
         on_finish: Callable[[Finished], None] = lambda _: None,
         mode: str = "fixed",
+        target: PreTrainedModel | None = None,
         **options: object,
     ) -> Engine:
         """An engine over a copy of the tiny target, plain weights unless asked otherwise."""
         settings: dict[str, object] = {"max_context": 128, "capture_k": 0, "packing": "never"}
         engine = Engine(
-            copy.deepcopy(self.target(vocab, seed)),
+            copy.deepcopy(target or self.target(vocab, seed)),
             slots=slots,
             speculation=Speculation(mode=mode, lookahead=lookahead),  # type: ignore[arg-type]
             on_finish=on_finish,
@@ -122,11 +134,12 @@ class Lab:
         """A request whose callbacks fill the reply it comes with."""
         reply: Reply
 
-        def on_tokens(tokens: list[int], finish: Finish | None) -> None:
+        def on_tokens(emission: Emission) -> None:
             assert reply.finish is None
-            reply.tokens += tokens
-            reply.calls.append(len(tokens))
-            reply.finish = finish
+            reply.tokens += emission.tokens
+            reply.calls.append(len(emission.tokens))
+            reply.logprobs += emission.logprobs or ()
+            reply.finish = emission.finish
 
         def on_error(error: DraftkeepError) -> None:
             reply.error = error
@@ -144,6 +157,11 @@ class Lab:
             )
         )
         return reply
+
+    def step(self, engine: Engine, clock: Clock, *, seconds: float = 1.0) -> bool:
+        """One step that takes that long by the engine's clock."""
+        clock.now_s += seconds
+        return engine.step()
 
     def run(self, engine: Engine, replies: Sequence[Reply]) -> list[list[int]]:
         """Submit all, step to the end, return the outputs."""
@@ -184,6 +202,11 @@ class Lab:
         self.near_ties.append(gap)
         print(f"near-tie at output {at}: gap {gap:.2e}")
         assert gap < NEAR_TIE, f"outputs differ at {at} with a gap of {gap}"
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture(scope="session")

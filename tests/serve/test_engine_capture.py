@@ -20,10 +20,13 @@ def _finished(
     branches: Any = False,
     swap_at: Any = None,
     capture: Any = True,
+    turns: Any = None,
 ) -> Any:
+    """Four requests, together or (`turns`) taking turns in two slots."""
     out: list[Finished] = []
+    options = {"clock": turns, "preempt_after_s": 1.5, "slots": 2} if turns else {}
     engine = lab.engine(
-        drafter=drafter, on_finish=out.append, capture_k=K, capture_branches=branches
+        drafter=drafter, on_finish=out.append, capture_k=K, capture_branches=branches, **options
     )
     for index, prompt in enumerate(lab.prompts((3, 11, 1, 26))):
         reply = lab.request(
@@ -33,8 +36,11 @@ def _finished(
     for step in range(200):
         if step == swap_at:
             engine.swap(lab.drafter("noisy"))
+        if turns:
+            turns.now_s += 1.0
         if not engine.step():
             break
+    assert bool(engine.stats().preempted) == bool(turns)
     return sorted(out, key=lambda finished: finished.request.request_id)
 
 
@@ -44,9 +50,14 @@ def _logprobs(lab: Any, tokens: Any) -> Any:
 
 @pytest.mark.parametrize("drafter", ["none", "copy", "noisy", "random"])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_equals_a_fresh_teacher_forced_pass(lab: Any, drafter: Any, temperature: Any) -> None:
+@pytest.mark.parametrize("disturbed", [False, True])
+def test_equals_a_fresh_teacher_forced_pass(
+    lab: Any, clock: Any, drafter: Any, temperature: Any, disturbed: Any
+) -> None:
+    """Also where requests take turns in two slots and the drafter is swapped in between."""
     sampling = Sampling(temperature=temperature, top_p=0.9, presence_penalty=0.2)
-    for finished in _finished(lab, drafter=drafter, sampling=sampling):
+    disturbance = {"turns": clock, "swap_at": 3} if disturbed else {}
+    for finished in _finished(lab, drafter=drafter, sampling=sampling, **disturbance):
         prompt, output = finished.request.prompt_ids, finished.output_ids_T.tolist()
         rows = _logprobs(lab, [*prompt, *output])[len(prompt) - 1 : -1]
         assert finished.ids_TK.shape == (len(output), K)
@@ -59,9 +70,14 @@ def test_equals_a_fresh_teacher_forced_pass(lab: Any, drafter: Any, temperature:
         np.testing.assert_allclose(finished.tail_T, tail, atol=1e-3)
 
 
-def test_rejected_branches_hold_the_distributions_behind_the_rejected_draft(lab: Any) -> None:
+@pytest.mark.parametrize("disturbed", [False, True])
+def test_rejected_branches_hold_the_distributions_behind_the_rejected_draft(
+    lab: Any, clock: Any, disturbed: Any
+) -> None:
     seen = 0
-    for finished in _finished(lab, drafter="noisy", branches=True):
+    disturbance = {"turns": clock, "swap_at": 5} if disturbed else {}
+    first = "random" if disturbed else "noisy"
+    for finished in _finished(lab, drafter=first, branches=True, **disturbance):
         prompt, output = list(finished.request.prompt_ids), finished.output_ids_T.tolist()
         for branch in finished.branches:
             drafts = branch.draft_ids_N.tolist()

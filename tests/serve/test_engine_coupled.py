@@ -1,14 +1,11 @@
 """One seed gives one output: for every drafter, lookahead, slot, neighbour and swap point."""
 
-import copy
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from draftkeep.kernels.sampling import Sampling
+from draftkeep.serve.ngram import NGRAM_DIGEST, NgramDrafter
 
 KINDS = ("none", "copy", "random", "constant", "noisy", "trimmed")
 SAMPLINGS = (
@@ -62,19 +59,66 @@ def test_drafter_lookahead_and_batch_do_not_matter(
         _assert_all_same(lab, replies, alone)
 
 
-@pytest.mark.parametrize("step", range(12))
-def test_a_swap_between_any_two_steps_does_not_matter(lab: Any, alone: Any, step: Any) -> None:
-    engine = lab.engine(drafter=KINDS[step % 6], lookahead=3, slots=6)
+@pytest.mark.parametrize("step", range(21))
+@pytest.mark.parametrize("turns", [False, True])
+def test_a_swap_between_any_two_steps_does_not_matter(
+    lab: Any, clock: Any, alone: Any, step: Any, turns: Any
+) -> None:
+    """Two swaps in a row at every step of the run, undisturbed and with requests taking turns."""
+    slots, after_s = (2, 2.5) if turns else (6, 0.0)
+    engine = lab.engine(
+        drafter=KINDS[step % 6], lookahead=2, slots=slots, clock=clock, preempt_after_s=after_s
+    )
     replies = _replies(lab)
     for reply in replies:
         engine.submit(reply.request)
     for _ in range(step):
-        engine.step()
+        lab.step(engine, clock)
     engine.swap(lab.drafter(KINDS[(step + 4) % 6]))
-    engine.step()
+    lab.step(engine, clock)
     engine.swap(lab.drafter("copy"))
-    lab.run(engine, [])
+    while lab.step(engine, clock):
+        pass
     _assert_all_same(lab, replies, alone)
+    assert bool(engine.stats().preempted) == turns
+
+
+@pytest.mark.parametrize("kind", ["none", "noisy"])
+@pytest.mark.parametrize("mode", ["fixed", "off"])
+def test_the_floor_does_not_matter(lab: Any, alone: Any, kind: Any, mode: Any) -> None:
+    engine = lab.engine(drafter=kind, lookahead=3, floor=NgramDrafter(3, 1), mode=mode)
+    replies = _replies(lab)
+    lab.run(engine, replies)
+    _assert_all_same(lab, replies, alone)
+    engine.swap(None)
+    again = _replies(lab)
+    lab.run(engine, again)
+    _assert_all_same(lab, again, alone)
+    assert engine.stats().drafter == NGRAM_DIGEST
+
+
+def test_many_requests_through_two_slots(lab: Any, alone: Any) -> None:
+    """Each joins and leaves between steps of others; every one is as it is alone."""
+    engine = lab.engine(drafter="noisy", lookahead=3, slots=2)
+    replies = []
+    for round_ in range(4):
+        for reply in _replies(lab):
+            request = reply.request
+            replies.append(
+                lab.request(
+                    f"{request.request_id}-{round_}",
+                    request.prompt_ids,
+                    max_tokens=TOKENS,
+                    sampling=request.sampling,
+                    seed=request.seed,
+                )
+            )
+    lab.run(engine, replies)
+    for reply in replies:
+        lab.assert_same(reply, alone[reply.request.request_id.split("-")[0]])
+    stats = engine.stats()
+    assert stats.finished == len(replies) == 24
+    assert stats.output_tokens == sum(len(reply.tokens) for reply in replies)
 
 
 def test_automatic_lookahead_does_not_matter(lab: Any, alone: Any) -> None:
@@ -114,73 +158,3 @@ def test_near_ties_were_shown(lab: Any) -> None:
     """In float32 at this size they are rare; a rise means that passes no longer agree."""
     print("near-ties so far:", lab.near_ties)
     assert len(lab.near_ties) <= 3
-
-
-class EngineMachine(RuleBasedStateMachine):
-    """Requests, swaps, cancellations and steps in any order leave every output as it is alone."""
-
-    lab: Any
-    reference: dict[str, list[int]]
-
-    @initialize(kind=st.sampled_from(KINDS), slots=st.integers(1, 4), lookahead=st.integers(1, 5))
-    def start(self, kind: Any, slots: Any, lookahead: Any) -> None:
-        self.engine = self.lab.engine(drafter=kind, slots=slots, lookahead=lookahead)
-        self.replies: list[Any] = []
-        self.cancelled: set[str] = set()
-
-    @rule(which=st.integers(0, 5))
-    def submit(self, which: Any) -> None:
-        reply = _replies(self.lab)[which]
-        name = f"{which}-{len(self.replies)}"
-        reply = self.lab.request(
-            name,
-            reply.request.prompt_ids,
-            max_tokens=TOKENS,
-            sampling=reply.request.sampling,
-            seed=reply.request.seed,
-        )
-        self.replies.append(reply)
-        self.engine.submit(reply.request)
-
-    @rule(count=st.integers(1, 5))
-    def step(self, count: Any) -> None:
-        for _ in range(count):
-            self.engine.step()
-
-    @rule(kind=st.sampled_from(KINDS))
-    def swap(self, kind: Any) -> None:
-        self.engine.swap(self.lab.drafter(kind))
-
-    @rule(index=st.integers(0, 20))
-    def cancel(self, index: Any) -> None:
-        running = [r for r in self.replies if r.finish is None]
-        if running:
-            reply = running[index % len(running)]
-            self.cancelled.add(reply.request.request_id)
-            self.engine.cancel(reply.request.request_id)
-
-    def teardown(self) -> None:
-        while self.engine.step():
-            pass
-        for reply in self.replies:
-            expected = self.reference[reply.request.request_id.split("-")[0]]
-            if reply.request.request_id in self.cancelled:
-                expected = expected[: len(reply.tokens)]
-            self.lab.assert_same(reply, expected)
-        stats = self.engine.stats()
-        assert stats.running == stats.waiting == 0
-        assert stats.finished + stats.cancelled == len(self.replies)
-
-
-def test_any_order_of_events(lab: Any, alone: Any) -> None:
-    machine: Any = type("Machine", (EngineMachine,), {"lab": lab, "reference": copy.copy(alone)})
-    run = settings(
-        max_examples=20,
-        stateful_step_count=12,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        derandomize=True,
-        database=None,
-    )
-    machine.TestCase.settings = run
-    machine.TestCase("runTest").runTest()

@@ -25,14 +25,41 @@ def emitted(lab: Any) -> Any:
 def _one(
     lab: Any, sampling: Any, *, max_tokens: Any = TOKENS, drafter: Any = "copy", lookahead: Any = 5
 ) -> Any:
-    """Run one request beside a neighbour; its reply and what the engine handed over."""
+    """Run one request beside a neighbour; its reply and what the engine handed over.
+
+    Both must account for the same tokens, and the counters for nothing else.
+    """
     finished: list[Finished] = []
     engine = lab.engine(
         drafter=drafter, lookahead=lookahead, on_finish=finished.append, capture_k=4
     )
-    reply = lab.request("a", PROMPT, max_tokens=max_tokens, sampling=sampling)
-    lab.run(engine, [reply, lab.request("b", (1, 2), max_tokens=20)])
-    return reply, next(f for f in finished if f.request.request_id == "a")
+    reply = lab.request("a", PROMPT, max_tokens=max_tokens, sampling=sampling, top_logprobs=2)
+    beside = lab.request("b", (1, 2), max_tokens=20)
+    lab.run(engine, [reply, beside])
+    result = next(f for f in finished if f.request.request_id == "a")
+    assert result.output_ids_T.tolist() == reply.tokens
+    assert len(reply.logprobs) == len(reply.tokens)
+    _assert_cut(result, len(reply.tokens))
+    stats = engine.stats()
+    assert stats.output_tokens == len(reply.tokens) + len(beside.tokens)
+    assert stats.tested == sum(f.tested for f in finished)
+    assert stats.accepted == sum(f.accepted for f in finished)
+    return reply, result
+
+
+def _assert_cut(finished: Any, length: Any) -> None:
+    """Everything that was handed over of a request has that length."""
+    parts = (
+        finished.output_ids_T,
+        finished.ids_TK,
+        finished.logprobs_TK,
+        finished.tail_T,
+        finished.how_T,
+        finished.rejected_T,
+    )
+    assert {len(part) for part in parts} == {length}
+    assert sum(use.positions for use in finished.drafters) == length
+    assert all(branch.start < length for branch in finished.branches)
 
 
 @pytest.mark.parametrize("drafter", ["copy", "noisy", "none"])
@@ -110,27 +137,61 @@ def test_how_the_tokens_came_about_adds_up(lab: Any, drafter: Any) -> None:
     assert how.count(How.PLAIN) == (TOKENS if drafter == "none" else how[-1] == How.PLAIN)
 
 
-def test_a_caller_can_end_an_output_inside_a_block(lab: Any, emitted: Any) -> None:
+@pytest.mark.parametrize("drafter", ["copy", "noisy", "none"])
+@pytest.mark.parametrize("length", range(1, TOKENS + 1))
+def test_a_caller_can_end_an_output_at_every_offset(
+    lab: Any, emitted: Any, length: Any, drafter: Any
+) -> None:
     """A stop string was found in the text: the hand-over is cut where the caller says."""
     finished: list[Finished] = []
-    engine = lab.engine(drafter="copy", lookahead=5, on_finish=finished.append, capture_k=4)
-    reply = lab.request("a", PROMPT, max_tokens=TOKENS)
+    engine = lab.engine(
+        drafter=drafter,
+        lookahead=5,
+        on_finish=finished.append,
+        capture_k=4,
+        capture_branches=True,
+    )
+    reply = lab.request("a", PROMPT, max_tokens=TOKENS + 8, top_logprobs=1)
     inner = reply.request.on_tokens
 
-    def on_tokens(tokens: Any, finish: Any) -> None:
-        inner(tokens, finish)
-        if len(reply.tokens) >= 4:
-            engine.end("a", 4)
+    def on_tokens(emission: Any) -> None:
+        assert len(emission.logprobs) == len(emission.tokens)
+        inner(emission)
+        if len(reply.tokens) >= length:
+            engine.end("a", length)
 
     engine.submit(replace(reply.request, on_tokens=on_tokens))
     while engine.step():
         pass
-    assert len(reply.calls) == 1
-    assert finished[0].output_ids_T.tolist() == emitted[:4]
+    assert sum(reply.calls[:-1]) < length <= sum(reply.calls)
+    assert finished[0].output_ids_T.tolist() == emitted[:length]
     assert finished[0].finish == Finish.STOP
-    assert (finished[0].steps, finished[0].tested, finished[0].accepted) == (1, 4, 4)
-    assert len(finished[0].tail_T) == 4
-    assert engine.stats().running == 0
+    _assert_cut(finished[0], length)
+    stats = engine.stats()
+    assert (stats.running, stats.finished) == (0, 1)
+    assert stats.output_tokens == length
+    assert (stats.tested, stats.accepted) == (finished[0].tested, finished[0].accepted)
+    assert stats.row_steps == finished[0].steps == len(reply.calls)
+    if drafter == "copy":
+        bonus = length // 6
+        assert stats.drafted == stats.tested == stats.accepted == length - bonus
+    how = finished[0].how_T.tolist()
+    assert stats.tested == how.count(How.ACCEPTED) + how.count(How.CORRECTED)
+
+
+def test_an_end_asked_from_outside_comes_before_the_next_step(lab: Any, emitted: Any) -> None:
+    finished: list[Finished] = []
+    engine = lab.engine(on_finish=finished.append)
+    reply = lab.request("a", PROMPT, max_tokens=TOKENS)
+    engine.submit(reply.request)
+    for _ in range(5):
+        engine.step()
+    engine.end("a", 3)
+    engine.end("unknown", 3)
+    assert not engine.step()
+    assert reply.tokens == emitted[:5]
+    assert finished[0].output_ids_T.tolist() == emitted[:3]
+    assert finished[0].finish == Finish.STOP
 
 
 @pytest.mark.parametrize(

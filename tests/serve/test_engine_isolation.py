@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -136,7 +137,7 @@ def test_a_failing_drafter_costs_speed_alone(lab: Any, alone: Any, monkeypatch: 
     def failing(segments: Any) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(engine._drafter.runner, "forward", failing)
+    monkeypatch.setattr(engine._speculator.drafter.runner, "forward", failing)
     lab.run(engine, [])
     lab.assert_same(reply, alone)
     assert engine.stats().drafter_failed == 1
@@ -158,7 +159,7 @@ def test_a_failing_capture_costs_the_capture_alone(lab: Any, alone: Any, monkeyp
     def failing(*_: Any, **__: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("draftkeep.serve.engine.capture", failing)
+    monkeypatch.setattr("draftkeep.serve.record.topk_lse", failing)
     reply = lab.request("a", PROMPT, max_tokens=20)
     lab.run(engine, [reply])
     lab.assert_same(reply, alone)
@@ -208,7 +209,7 @@ def test_a_drafter_that_does_not_fit_is_refused_and_the_old_one_stays(
     model = lab.drafter("random").model
     ids = torch.arange(48)
     if fault == "outputs":
-        ids = ids[:-1]
+        ids = ids[1:]
     elif fault == "order":
         ids = ids.flip(0)
     elif fault == "range":
@@ -235,14 +236,13 @@ def test_threads_submit_cancel_and_swap_while_the_loop_runs(lab: Any, alone: Any
     loop.start()
     replies = [lab.request(str(i), PROMPT, max_tokens=20) for i in range(12)]
 
-    def on_tokens(reply: Any, tokens: Any, finish: Any) -> None:
-        reply.request.on_tokens(tokens, finish)
-        if finish is not None:
+    def on_tokens(reply: Any, emission: Any) -> None:
+        reply.request.on_tokens(emission)
+        if emission.finish is not None:
             done.release()
 
     for reply in replies:
-        wrapped = lambda tokens, finish, reply=reply: on_tokens(reply, tokens, finish)  # noqa: E731
-        engine.submit(replace(reply.request, on_tokens=wrapped))
+        engine.submit(replace(reply.request, on_tokens=partial(on_tokens, reply)))
     engine.swap(lab.drafter("copy"))
     engine.cancel("11")
     for _ in replies:

@@ -14,11 +14,12 @@ import torch
 from scipy import stats
 
 from draftkeep.kernels.coupled import Verified, choose, verify
-from draftkeep.kernels.noise import gumbel
+from draftkeep.kernels.noise import GumbelRow
 from draftkeep.kernels.processors import process
 from draftkeep.kernels.sampling import Sampling
 from draftkeep.serve import row as row_module
 from draftkeep.serve import verification
+from draftkeep.serve.ngram import NgramDrafter
 
 VOCAB, TOKENS, SAMPLES = 5, 3, 2000
 PROMPT = (2, 0, 3)
@@ -59,10 +60,14 @@ def _law(lab: Any, sampling: Any) -> Any:
 
 
 def _p_value(
-    lab: Any, sampling: Any, *, drafter: Any = "noisy", samples: Any = SAMPLES, lookahead: Any = 2
+    lab: Any, sampling: Any, *, drafter: Any = "noisy", samples: Any = SAMPLES, **options: Any
 ) -> Any:
     """Chi-square of the engine's outputs over `samples` seeds against the law."""
-    engine = lab.engine(vocab=VOCAB, drafter=drafter, lookahead=lookahead, slots=64, queue=samples)
+    if drafter == "n-gram":
+        options["floor"], drafter = NgramDrafter(2, 1), "none"
+    engine = lab.engine(
+        vocab=VOCAB, drafter=drafter, lookahead=2, slots=64, queue=samples, **options
+    )
     replies = [
         lab.request(str(seed), PROMPT, max_tokens=TOKENS, sampling=sampling, seed=seed)
         for seed in range(samples)
@@ -99,6 +104,14 @@ def test_the_engine_draws_from_the_targets_law(lab: Any, case: Any) -> None:
     assert p_value > RIGHT
 
 
+@pytest.mark.parametrize("drafter", ["noisy", "random", "n-gram"])
+@pytest.mark.parametrize("case", ["t1", "top-p"])
+def test_the_rejection_rule_draws_from_it_too(lab: Any, case: Any, drafter: Any) -> None:
+    p_value = _p_value(lab, CASES[case], drafter=drafter, verification="rejection")
+    print(f"{case}, {drafter}: p {p_value:.3f}")
+    assert p_value > RIGHT
+
+
 def test_an_unrelated_drafter_changes_nothing(lab: Any) -> None:
     assert _p_value(lab, CASES["t1"], drafter="random") > RIGHT
 
@@ -125,7 +138,7 @@ def _ratio_without_residual(
     tokens = []
     for row, logits_V in enumerate(logits_WV):
         scores_V = process(logits_V, sampling, prompt_ids=prompt_ids, output_ids=output_ids)
-        noise_V = noise(len(output_ids) + row)
+        noise_V = noise(len(output_ids) + row).all()
         p_V = np.exp(scores_V) / np.exp(scores_V).sum()
         coin = np.exp(-np.exp(-noise_V[0]))
         if row < len(drafts) and coin < p_V[drafts[row]] * 1.5:
@@ -139,7 +152,7 @@ def _ratio_without_residual(
 
 def _same_noise_twice(seed: Any, choice: Any, index: Any, vocab: Any) -> Any:
     """The index lags by one, so the second token reuses the first one's noise."""
-    return gumbel(seed, choice, max(index - 1, 0), vocab)
+    return GumbelRow(seed, choice, max(index - 1, 0), vocab)
 
 
 BUGS = {
@@ -152,7 +165,7 @@ BUGS = {
         "random",
         "t0.5",
     ),
-    "noise index off by one": (row_module, "gumbel", _same_noise_twice, "noisy", "t1"),
+    "noise index off by one": (row_module, "GumbelRow", _same_noise_twice, "noisy", "t1"),
 }
 
 

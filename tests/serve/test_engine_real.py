@@ -182,8 +182,10 @@ def test_alone_with_drafts(
     expected: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(engine, "_drafter", _Script(expected))
-    monkeypatch.setattr(engine._lookahead, "speculation", Speculation(mode="fixed", lookahead=8))
+    monkeypatch.setattr(engine._speculator, "drafter", _Script(expected))
+    monkeypatch.setattr(
+        engine._speculator.lookahead, "speculation", Speculation(mode="fixed", lookahead=8)
+    )
     replies = _run(lab, engine, prompts, alone=True)
     _assert_equal(target, replies, expected)
     assert all(max(reply.calls) > 4 for reply in replies)

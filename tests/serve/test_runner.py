@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from draftkeep.errors import ModelError
 from draftkeep.serve.runner import ModelRunner, Segment
+from tests.serve.families import build
 
 SLOTS = 4
 
@@ -81,6 +82,18 @@ def _odd(model: Any) -> None:
     )
 
 
+def _set(name: str, value: Any) -> Any:
+    return lambda model: setattr(model.config, name, value)
+
+
+def _rope(model: Any) -> None:
+    model.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+
+
+def _stateful(model: Any) -> None:
+    model._is_stateful = True
+
+
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
@@ -90,6 +103,12 @@ def _odd(model: Any) -> None:
         (_short, "max_context"),
         (_damaged, "not numbers"),
         (_odd, "differ"),
+        (_rope, "dynamic rotation"),
+        (_stateful, "recurrent state"),
+        (_set("is_encoder_decoder", True), "encoder-decoder"),
+        (_set("vision_config", object()), "more than text"),
+        (_set("final_logit_softcapping", 30.0), "softcapping"),
+        (_set("logit_scale", 0.5), "logit_scale"),
     ],
 )
 def test_a_model_that_would_be_served_wrong_is_refused(lab: Any, fault: Any, words: Any) -> None:
@@ -97,3 +116,33 @@ def test_a_model_that_would_be_served_wrong_is_refused(lab: Any, fault: Any, wor
     fault(model)
     with pytest.raises(ModelError, match=words):
         ModelRunner(model, slots=2, context=100, packing="never")
+
+
+def test_every_reason_is_named_at_once(lab: Any) -> None:
+    model = copy.deepcopy(lab.target())
+    _sliding(model)
+    _short(model)
+    _eager(model)
+    with pytest.raises(ModelError, match=r"sliding window.*sdpa.*50 positions but 100"):
+        ModelRunner(model, slots=2, context=100)
+
+
+def test_learned_positions_end_where_the_table_ends() -> None:
+    with pytest.raises(ModelError, match="256 positions but 257"):
+        ModelRunner(build("gpt2"), slots=2, context=257)
+    runner = ModelRunner(build("gpt2"), slots=2, context=256)
+    logits = runner.forward([Segment(slot=1, tokens=[1, 2], start=254, want=2)])
+    assert bool(torch.isfinite(logits).all())
+
+
+@pytest.mark.parametrize("family", ["Mamba", "Bloom"])
+def test_a_model_without_sdpa_or_positions_is_refused(family: Any) -> None:
+    with pytest.raises(ModelError, match="cannot be served"):
+        ModelRunner(build(family, attention="eager"), slots=2, context=100)
+
+
+def test_a_pass_that_breaks_in_the_trial_is_a_refusal(lab: Any) -> None:
+    model = copy.deepcopy(lab.target())
+    model.model.layers[1].mlp = torch.nn.Linear(3, 3)
+    with pytest.raises(ModelError, match="RuntimeError"):
+        ModelRunner(model, slots=2, context=100)

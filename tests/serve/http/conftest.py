@@ -24,7 +24,7 @@ from draftkeep.ingest.tables import RemapTable
 from draftkeep.ingest.trace import Trace
 from draftkeep.policies.job_keys import JobKeys
 from draftkeep.policies.signing import SigningKey
-from draftkeep.serve import engine, verification
+from draftkeep.serve import decode_step, verification
 from draftkeep.serve.app import build_app
 from draftkeep.serve.node import Node
 from draftkeep.store.anchors import GATE, publish_anchor
@@ -57,7 +57,12 @@ class Station:
         self.config = config
         self.server = uvicorn.Server(
             uvicorn.Config(
-                build_app(node), port=0, log_config=None, lifespan="off", ws="none", workers=1
+                build_app(node),
+                port=0,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                ws="none",
             )
         )
         self._thread = threading.Thread(target=self.server.run)
@@ -135,7 +140,7 @@ class StepGate:
         self._open = False
         self.error: Exception | None = None
         self.waiting = threading.Event()
-        monkeypatch.setattr(engine, "target_pass", self._pass(verification.target_pass))
+        monkeypatch.setattr(decode_step, "target_pass", self._pass(verification.target_pass))
 
     def allow(self, passes: int) -> None:
         self._permits.release(passes)
@@ -169,6 +174,7 @@ def configuration(state_dir: Path, **sections: dict[str, Any]) -> Config:
         "max_context": 256,
         "speculation": "fixed",
         "lookahead": 3,
+        "floor": "none",
         "follow_s": 0.05,
         "admin_key_sha256": sha256(ADMIN_KEY),
     }

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 
-def send(station: Any, *, stream: bool, max_tokens: int = 200) -> socket.socket:
+def send(station: Any, *, stream: bool, max_tokens: int = 200, **fields: Any) -> socket.socket:
     """A request over a bare socket, which the test can close when it likes."""
     body = json.dumps(
         {
@@ -17,6 +17,7 @@ def send(station: Any, *, stream: bool, max_tokens: int = 200) -> socket.socket:
             "stream": stream,
             "max_tokens": max_tokens,
             "ignore_eos": True,
+            **fields,
         }
     )
     connection = socket.create_connection(("127.0.0.1", int(station.url.rsplit(":", 1)[1])))
@@ -98,3 +99,65 @@ def test_a_finished_answer_is_not_cancelled(station: Any) -> None:
     station.stream("/v1/completions", body)
     assert station.node.engine.stats().cancelled == before
     assert not station.node.engine._inbox._cancelled
+
+
+@pytest.mark.parametrize("stop", [[], ["never there"]])
+@pytest.mark.parametrize("stream", [True, False])
+def test_every_choice_of_a_client_that_leaves_ends_within_a_step(
+    stations: Callable[..., Any], gate: Any, stream: bool, stop: list[str]
+) -> None:
+    station = stations(serve={"slots": 2})
+    engine = station.node.engine
+    connection = send(station, stream=stream, n=5, stop=stop)
+    gate.allow(2)
+    station.wait_for(lambda: engine.stats().output_tokens == 4)
+    assert gate.waiting.wait(60)
+    # Two run, three wait, and none has been answered.
+    assert (engine.stats().running, engine.stats().waiting) == (2, 3)
+    connection.close()
+    station.wait_for(lambda: len(engine._inbox._cancelled) == 5)
+    gate.allow(1)
+    station.wait_for(lambda: engine.stats().cancelled == 5)
+    stats = engine.stats()
+    assert (stats.output_tokens, stats.running, stats.waiting) == (6, 0, 0)
+    assert station.capture_stats()["drops"] == {"client_gone": 5}
+    assert station.node.limits.usage()["acme"]["running"] == 0
+
+
+def test_choices_that_were_done_when_the_client_left_are_not_kept(
+    stations: Callable[..., Any], gate: Any
+) -> None:
+    station = stations(serve={"slots": 1})
+    engine = station.node.engine
+    connection = send(station, stream=True, n=2, max_tokens=3)
+    gate.allow(4)
+    station.wait_for(lambda: engine.stats().finished == 1 and engine.stats().output_tokens == 4)
+    assert gate.waiting.wait(60)
+    connection.close()
+    station.wait_for(lambda: engine._inbox._cancelled)
+    # Only the one that still runs is cancelled.
+    assert len(engine._inbox._cancelled) == 1
+    gate.open()
+    station.wait_for(lambda: engine.stats().cancelled == 1)
+    assert station.capture_stats()["drops"] == {"client_gone": 2}
+    assert station.captured() == []
+
+
+def test_a_request_that_does_not_fit_the_queue_leaves_nothing_there(
+    stations: Callable[..., Any], gate: Any
+) -> None:
+    station = stations(serve={"slots": 1, "queue": 2})
+    running = send(station, stream=True, max_tokens=2)
+    assert gate.waiting.wait(60)
+    body = {"model": "tiny", "prompt": "x", "n": 3, "max_tokens": 1}
+    refused = station.post("/v1/completions", body)
+    assert refused.status_code == 429
+    # Only the first request holds anything, and nothing is charged for the refused one.
+    usage = station.node.limits.usage()["acme"]
+    assert (usage["running"], usage["tokens"]) == (1, 0)
+    gate.open()
+    station.wait_for(lambda: station.node.engine.stats().finished == 1)
+    station.wait_for(lambda: station.node.engine.stats().cancelled == 2)
+    running.close()
+    assert station.capture_stats()["drops"]["request_failed"] == 3
+    assert station.node.limits.usage()["acme"]["running"] == 0

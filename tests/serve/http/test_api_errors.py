@@ -46,30 +46,52 @@ BAD_CHAT: list[tuple[str, dict[str, Any]]] = [
     ("safety_identifier", {"safety_identifier": ["x"]}),
     ("stream_options", {"stream_options": {"include_usage": True}}),
     ("store", {"store": CANARY}),
-    ("n", {"n": 2}),
-    ("stop", {"stop": CANARY}),
-    ("stop", {"stop": [CANARY]}),
-    ("logprobs", {"logprobs": True}),
+    ("n", {"n": 0}),
+    ("n", {"n": 9}),
+    ("stop", {"stop": [CANARY] * 5}),
+    ("stop", {"stop": ["x", ""]}),
+    ("stop", {"stop": CANARY * 30}),
+    ("stop", {"stop": 5}),
+    ("stop_token_ids", {"stop_token_ids": [512]}),
+    ("stop_token_ids", {"stop_token_ids": [3] * 65}),
+    ("logprobs", {"logprobs": 1}),
     ("top_logprobs", {"top_logprobs": 3}),
+    ("top_logprobs", {"logprobs": False, "top_logprobs": 3}),
+    ("top_logprobs", {"logprobs": True, "top_logprobs": 21}),
+    ("echo", {"echo": True}),
+    ("best_of", {"best_of": 2}),
+    ("prompt_logprobs", {"prompt_logprobs": 0}),
+    ("include_stop_str_in_output", {"include_stop_str_in_output": True}),
     ("response_format", {"response_format": {"type": "json_object"}}),
+    ("response_format", {"response_format": {"type": "json_schema", "json_schema": {}}}),
     ("tools", {"tools": [{"type": "function", "function": {"name": CANARY}}]}),
     ("tool_choice", {"tool_choice": "required"}),
-    ("stop_token_ids", {"stop_token_ids": [3]}),
     ("structured_outputs", {"structured_outputs": {"regex": CANARY}}),
     ("chat_template", {"chat_template": CANARY}),
 ]
 BAD_COMPLETION: list[tuple[str, dict[str, Any]]] = [
     ("prompt", {"prompt": ""}),
     ("prompt", {"prompt": []}),
-    ("prompt", {"prompt": [CANARY]}),
+    ("prompt", {"prompt": [CANARY, ""]}),
+    ("prompt", {"prompt": [[5], []]}),
+    ("prompt", {"prompt": [[5], [512]]}),
+    ("prompt", {"prompt": [[5], [5] * 256]}),
+    ("prompt", {"prompt": [5, CANARY]}),
+    ("prompt", {"prompt": [CANARY] * 33}),
+    ("prompt", {"prompt": [CANARY] * 5, "n": 8}),
+    ("prompt", {"prompt": {CANARY: 1}}),
     ("prompt", {"prompt": [512]}),
     ("prompt", {"prompt": [-1]}),
     ("prompt", {"prompt": [5] * 256}),
     ("prompt", {"prompt": None}),
-    ("echo", {"echo": True}),
+    ("echo", {"echo": True, "logprobs": 0}),
     ("best_of", {"best_of": 2}),
+    ("best_of", {"best_of": 3, "n": 2}),
     ("suffix", {"suffix": CANARY}),
-    ("logprobs", {"logprobs": 0}),
+    ("logprobs", {"logprobs": 21}),
+    ("logprobs", {"logprobs": -1}),
+    ("logprobs", {"logprobs": True}),
+    ("top_logprobs", {"logprobs": 1, "top_logprobs": 1}),
 ]
 
 
@@ -224,7 +246,7 @@ def test_a_dead_engine_is_503_for_those_who_wait_and_those_who_come(
     waiting = threading.Thread(target=lambda: answers.append(station.post(CHAT, body)))
     waiting.start()
     assert gate.waiting.wait(60)
-    monkeypatch.setattr(station.node.engine, "_admit", lambda: 1 / 0)
+    monkeypatch.setattr(station.node.engine, "step", lambda: 1 / 0)
     gate.open()
     waiting.join()
     refused(answers[0], 503, None)

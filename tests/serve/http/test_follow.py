@@ -11,8 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from draftkeep.errors import StoreError
 from draftkeep.policies.signing import SigningKey
-from draftkeep.serve.drafting import LoadedDrafter
 from draftkeep.serve.follow import RELOADS
+from draftkeep.serve.model_drafter import ModelDrafter
+from draftkeep.serve.ngram import NGRAM_DIGEST
 from draftkeep.store.anchors import GATE
 from draftkeep.store.jobs import JobInput
 from draftkeep.store.registry import EVERYONE, scope_of, tenant_scope
@@ -201,15 +202,15 @@ class _Failing:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, times: int) -> None:
         self.left = times
-        propose = LoadedDrafter.propose
+        propose = ModelDrafter.propose
 
-        def failing(drafter: LoadedDrafter, *arguments: Any) -> None:
+        def failing(drafter: ModelDrafter, *arguments: Any) -> None:
             if self.left:
                 self.left -= 1
                 raise MemoryError("zebra-canary-77")
             propose(drafter, *arguments)
 
-        monkeypatch.setattr(LoadedDrafter, "propose", failing)
+        monkeypatch.setattr(ModelDrafter, "propose", failing)
 
 
 def test_a_drafter_that_the_engine_lost_comes_back(
@@ -252,3 +253,24 @@ def test_a_drafter_that_always_fails_is_refused_in_the_end(
     assert drafting(station) == b""
     point(station, good)
     assert drafting(station) == good
+
+
+def test_the_floor_drafts_while_there_is_nothing_to_follow(
+    stations: Callable[..., Any],
+    publish: Callable[..., bytes],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    station = stations(serve={"follow_s": 3600, "floor": "ngram"})
+    assert drafting(station) == NGRAM_DIGEST
+    digest = publish(station)
+    point(station, digest)
+    assert drafting(station) == digest
+    point(station, None)
+    with caplog.at_level(logging.INFO):
+        assert drafting(station) == NGRAM_DIGEST
+    assert any("the node's floor drafts" in message for message in caplog.messages)
+    _Failing(monkeypatch, times=1)
+    point(station, digest)
+    assert drafting(station) == NGRAM_DIGEST
+    assert drafting(station) == digest

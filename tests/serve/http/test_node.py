@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from draftkeep.config import Config
-from draftkeep.errors import ConfigError, ModelError, StoreError
+from draftkeep.errors import ModelError, StoreError
 from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.policies.keyring import Keyring
 from draftkeep.serve import node as node_module
@@ -25,15 +25,6 @@ def test_a_model_that_cannot_be_had_refuses_the_start(tmp_path: Path) -> None:
     )
     with pytest.raises(ModelError, match="no target named"):
         Node.build(config)
-
-
-def test_two_tenants_with_one_key_refuse_the_start(
-    tmp_path: Path, fresh_target: Callable[[], TargetModel]
-) -> None:
-    tenants = [{"name": name, "api_key_sha256": "a" * 64} for name in ("one", "two")]
-    config = Config.model_validate({"state_dir": tmp_path, "tenants": tenants})
-    with pytest.raises(ConfigError, match="api_key_sha256"):
-        Node(config, fresh_target())
 
 
 def test_a_catalog_that_is_none_refuses_the_start(

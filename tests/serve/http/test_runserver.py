@@ -1,5 +1,6 @@
 """The serving process: its address, its disk filling up under it, its end on a signal."""
 
+import contextlib
 import json
 import os
 import resource
@@ -8,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ threads = 1
 [serve]
 port = 0
 speculation = "off"
+max_context = 1024
+grace_s = {grace_s}
 admin_key_sha256 = "{admin}"
 [[tenants]]
 name = "acme"
@@ -40,11 +43,11 @@ capture = "opt_out"
 class Server:
     """`draftkeep serve` in a process of its own."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, grace_s: float = 20.0) -> None:
         self.state = directory / "state"
         config = directory / "config.toml"
         hashes = {name: sha256(name.encode()).hexdigest() for name in ("admin", "key")}
-        config.write_text(CONFIG.format(state=self.state, **hashes))
+        config.write_text(CONFIG.format(state=self.state, grace_s=grace_s, **hashes))
         self._logged: str | None = None
         self.process = subprocess.Popen(
             [sys.executable, "-m", "draftkeep", "serve", "--config", str(config)],
@@ -66,6 +69,22 @@ class Server:
         response = self.http.post("/v1/completions", json=body, headers=headers)
         assert response.status_code == 200, response.text
         return str(response.json()["choices"][0]["text"])
+
+    def stream(self, max_tokens: int) -> contextlib.AbstractContextManager[httpx.Response]:
+        """A stream that goes on for so many tokens."""
+        body = {
+            "model": "tiny",
+            "prompt": "How many",
+            "max_tokens": max_tokens,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        headers = {"Authorization": "Bearer key"}
+        return self.http.stream("POST", "/v1/completions", json=body, headers=headers)
+
+    def http_ready(self) -> bool:
+        """What `/readyz` says, over a connection of its own."""
+        return httpx.get(f"{self.http.base_url}/readyz", trust_env=False).status_code == 200
 
     def capture(self) -> dict[str, Any]:
         """The capture counters once nothing is pending."""
@@ -89,11 +108,69 @@ class Server:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    server = Server(tmp_path)
-    yield server
-    server.http.close()
-    server.stderr()
+def servers(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    started: list[Server] = []
+
+    def start(**settings: float) -> Server:
+        started.append(Server(tmp_path, **settings))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.http.close()
+        server.stderr()
+
+
+@pytest.fixture
+def server(servers: Callable[..., Server]) -> Server:
+    return servers()
+
+
+def test_a_signal_refuses_the_next_and_lets_the_rest_finish(server: Server) -> None:
+    with server.stream(max_tokens=1000) as response:
+        lines = response.iter_lines()
+        assert next(lines).startswith("data: ")
+        server.process.send_signal(signal.SIGTERM)
+        with httpx.Client(base_url=server.http.base_url, trust_env=False, timeout=60) as other:
+            while (status := other.get("/readyz").status_code) == 200:
+                time.sleep(0.01)
+            assert status == 503
+            refused = other.post(
+                "/v1/completions",
+                json={"model": "tiny", "prompt": "x"},
+                headers={"Authorization": "Bearer key"},
+            )
+            assert refused.status_code == 503
+            assert int(refused.headers["retry-after"]) >= 1
+            assert other.get("/healthz").status_code == 200
+        events = [line for line in lines if line]
+    assert events[-1] == "data: [DONE]"
+    assert len(events) >= 1000
+    assert server.process.wait(60) == 0
+    log = SqliteLog.open_reader(server.state / "log" / "traces")
+    assert log.bounds() == (0, 1)
+    log.close()
+    lines_said = [json.loads(line) for line in server.stderr().splitlines()]
+    (finished,) = [line for line in lines_said if line.get("output_tokens") == 1000]
+    assert (finished["tenant"], finished["status"]) == ("acme", 200)
+    assert not [line for line in lines_said if line["level"] in ("ERROR", "CRITICAL")]
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_the_grace_ends_by_itself_or_at_a_second_signal(
+    servers: Callable[..., Server], twice: bool
+) -> None:
+    server = servers(grace_s=3600 if twice else 0.2)
+    with contextlib.suppress(httpx.RemoteProtocolError), server.stream(max_tokens=1000) as response:
+        lines = response.iter_lines()
+        next(lines)
+        server.process.send_signal(signal.SIGTERM)
+        if twice:
+            while server.http_ready():
+                time.sleep(0.01)
+            server.process.send_signal(signal.SIGINT)
+        assert "data: [DONE]" not in list(lines)
+    assert server.process.wait(60) == 0
 
 
 def test_a_full_disk_costs_traces_and_a_signal_costs_nothing(server: Server) -> None:

@@ -1,0 +1,58 @@
+"""Ratios of alternating runs and their intervals."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.intervals import mean_interval, slope, speed_ratio
+
+
+def _pairs(rng: Any, count: Any, *, faster: Any, noise: Any) -> Any:
+    """Two ways on the same requests, whose common slowness differs from request to request."""
+    common = rng.lognormal(0.0, 0.5, count)
+    tokens = rng.integers(20, 60, count).tolist()
+    one = (np.array(tokens) * common * rng.lognormal(0, noise, count) / faster).tolist()
+    other = (np.array(tokens) * common * rng.lognormal(0, noise, count)).tolist()
+    return {"tokens": tokens, "seconds": one, "other_tokens": tokens, "other_seconds": other}
+
+
+def test_the_ratio_is_of_sums_and_lies_in_its_interval() -> None:
+    found = speed_ratio(tokens=[10, 30], seconds=[1, 1], other_tokens=[5, 15], other_seconds=[1, 1])
+    assert found.value == found.low == found.high == pytest.approx(2.0)
+    assert "2" in found.text()
+
+
+def test_the_interval_covers_the_true_ratio_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(3)
+    hits = 0
+    for _ in range(60):
+        found = speed_ratio(**_pairs(rng, 24, faster=1.3, noise=0.1))
+        assert found.low <= found.value <= found.high
+        hits += found.low <= 1.3 <= found.high
+    assert hits >= 50
+
+
+def test_more_requests_narrow_the_interval() -> None:
+    rng = np.random.default_rng(4)
+    few = speed_ratio(**_pairs(rng, 8, faster=1.0, noise=0.1))
+    many = speed_ratio(**_pairs(rng, 200, faster=1.0, noise=0.1))
+    assert many.high - many.low < 0.5 * (few.high - few.low)
+
+
+def test_unpaired_runs_are_refused() -> None:
+    with pytest.raises(ValueError, match="pairs"):
+        speed_ratio(tokens=[1], seconds=[1], other_tokens=[1, 2], other_seconds=[1, 2])
+    with pytest.raises(ValueError, match="pairs"):
+        speed_ratio(tokens=[], seconds=[], other_tokens=[], other_seconds=[])
+
+
+def test_means_and_slopes() -> None:
+    found = mean_interval([1.0, 2.0, 3.0])
+    assert found.value == pytest.approx(2.0)
+    assert found.low < 2.0 < found.high
+    line = slope([0, 1, 2, 3], [5.0, 7.0, 9.0, 11.0])
+    assert line.value == line.low == line.high == pytest.approx(2.0)
+    rng = np.random.default_rng(5)
+    noisy = [slope(range(100), rng.normal(0, 1, 100).tolist()) for _ in range(60)]
+    assert sum(one.low <= 0 <= one.high for one in noisy) >= 50
