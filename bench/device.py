@@ -1,4 +1,4 @@
-"""Checks and times every torch kernel and the engine on one device.
+"""Checks and times every kernel, passes as CUDA graphs and the engine on one device.
 
     python -m bench.device [--device cuda] [--full]
 
@@ -15,22 +15,29 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from bench.results import Row, append_rows
 from draftkeep.errors import DraftkeepError
+from draftkeep.kernels.coupled import Verified, verify
+from draftkeep.kernels.noise import ACCEPT, RECOVERY, gumbel, uniform
+from draftkeep.kernels.processors import log_softmax64
+from draftkeep.kernels.rejection import verify_rejection
 from draftkeep.kernels.sampling import Sampling
 from draftkeep.kernels.sparse_kd import forward_kl
-from draftkeep.kernels.topk import topk_lse
+from draftkeep.kernels.topk import argmax, topk_lse
 from draftkeep.serve.drafting import DraftModel
 from draftkeep.serve.engine import Engine
 from draftkeep.serve.lookahead import Speculation
-from draftkeep.serve.request import Finish, Request
+from draftkeep.serve.request import Emission, Request
+from draftkeep.serve.runner import ModelRunner, Segment
 
 REPEATS = 20
 TOP_K = 32
@@ -45,7 +52,8 @@ def main() -> int:
     device = torch.device(arguments.device)
     rows: list[Row] = []
     failed = []
-    for check in (check_topk, check_forward_kl, check_engine):
+    checks = (check_topk, check_forward_kl, check_rules, check_passes, check_engine)
+    for check in checks:
         try:
             found = check(device, full=arguments.full)
         except (AssertionError, DraftkeepError) as error:
@@ -66,7 +74,7 @@ def main() -> int:
 
 
 def check_topk(device: torch.device, *, full: bool) -> list[Row]:
-    """Top-k with log-sum-exp against float64, timed against torch.topk and logsumexp."""
+    """Top-k with log-sum-exp and argmax against float64, timed against torch's own."""
     shape = (64, 128_256) if full else (8, 49_152)
     logits_NV = 3 * torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device)
     found = topk_lse(logits_NV, TOP_K)
@@ -74,6 +82,8 @@ def check_topk(device: torch.device, *, full: bool) -> list[Row]:
     expected_NK = exact_NV.topk(TOP_K, -1).values
     outside_NV = exact_NV.scatter(-1, found.ids_NK, -torch.inf)
     _close("log-probabilities", found.logprobs_NK, expected_NK, 1e-5)
+    if not torch.equal(argmax(logits_NV)[0], logits_NV.argmax(-1)):
+        raise AssertionError("argmax differs from torch's")
     _close("tail", found.tail_N, outside_NV.logsumexp(-1), 1e-5)
 
     def plain() -> None:
@@ -136,6 +146,97 @@ def _check_gradient(device: torch.device, generator: torch.Generator) -> None:
     _close("gradient", gradient_NV, expected_NV, 1e-5)
 
 
+def check_rules(device: torch.device, *, full: bool) -> list[Row]:
+    """Both verification rules on this machine's processor: certain cases, then their time.
+
+    They run on the host beside any device: one row of noise and one draw a position.
+    """
+    vocab, depth = (128_256 if full else 8192), 4
+    draw = np.random.default_rng(2)
+    logits_WV = draw.normal(scale=3, size=(depth + 1, vocab)).astype(np.float32)
+    sampling = Sampling(temperature=1.0)
+
+    def coupled(drafts: list[int]) -> Verified:
+        return verify(
+            logits_WV,
+            drafts,
+            sampling,
+            prompt_ids=(1,),
+            output_ids=(),
+            noise=lambda index: gumbel(7, 0, index, vocab),
+        )
+
+    def rejection(drafts: list[int], laws: list[NDArray[np.float64] | None]) -> Verified:
+        return verify_rejection(
+            logits_WV,
+            drafts,
+            laws,
+            sampling,
+            prompt_ids=(1,),
+            output_ids=(),
+            uniform=lambda index: uniform(7, 0, index, ACCEPT),
+            noise=lambda index: gumbel(7, 0, index, vocab, RECOVERY),
+        )
+
+    log_p_WV = [log_softmax64(row) for row in logits_WV]
+    expected = [
+        int((log_p_V + gumbel(7, 0, at, vocab)).argmax()) for at, log_p_V in enumerate(log_p_WV)
+    ]
+    if list(coupled(expected[:depth]).tokens) != expected:
+        raise AssertionError("the coupled rule does not accept its own draws")
+    drafts = expected[:depth]
+    if rejection(drafts, [*log_p_WV[:depth]]).accepted != depth:
+        raise AssertionError("the rejection rule rejects a drafter that equals the target")
+    host = torch.device("cpu")
+    coupled_s = _median_s(lambda: coupled(drafts), host)
+    rejection_s = _median_s(lambda: rejection(drafts, [*log_p_WV[:depth]]), host)
+    noise_s = _median_s(lambda: gumbel(7, 0, 0, vocab), host)
+    return [
+        Row(metric="noise_row_ms", value=1e3 * noise_s, unit="ms"),
+        Row(metric="coupled_5_positions_ms", value=1e3 * coupled_s, unit="ms"),
+        Row(metric="rejection_5_positions_ms", value=1e3 * rejection_s, unit="ms"),
+    ]
+
+
+def check_passes(device: torch.device, *, full: bool) -> list[Row]:
+    """Passes at fixed shapes, graphs on a GPU, against ragged ones: equality, then time."""
+    problems: list[BaseException] = []
+    ragged, fixed = (
+        ModelRunner(
+            _llama(device, full=full),
+            slots=8,
+            context=256,
+            graphs=graphs,
+            on_problem=lambda kind, error: problems.append(error),
+        )
+        for graphs in ("never", "fixed")
+    )
+    rows = []
+    for width in (1, 5, 9):
+        for batch in (1, 8):
+            segments = [
+                Segment(slot=slot, tokens=list(range(3, 3 + width)), start=90 + slot, want=width)
+                for slot in range(batch)
+            ]
+            for runner in (ragged, fixed):
+                prompt = [Segment(slot=s, tokens=list(range(1, 100)), start=0) for s in range(8)]
+                runner.prefill(prompt)
+            expected, found = (runner.forward(segments) for runner in (ragged, fixed))
+            _close(f"logits of {batch} rows of {width}", found, expected, 1e-3)
+            ragged_s = _median_s(partial(ragged.forward, segments), device)
+            fixed_s = _median_s(partial(fixed.forward, segments), device)
+            name = f"pass_{batch}x{width}"
+            rows += [
+                Row(metric=f"{name}_ms", value=1e3 * fixed_s, unit="ms"),
+                Row(
+                    metric=f"{name}_ratio", value=fixed_s / ragged_s, unit="ratio", against="ragged"
+                ),
+            ]
+    if problems:
+        raise AssertionError(f"a graph was not captured: {problems[0]}")
+    return rows
+
+
 def check_engine(device: torch.device, *, full: bool) -> list[Row]:
     """Sampled output must not depend on a drafter; tokens a second with and without one."""
     model, copy = (_llama(device, full=full) for _ in range(2))
@@ -192,8 +293,8 @@ def _generate(engine: Engine) -> tuple[list[list[int]], float]:
     """Eight sampled requests of 48 tokens, and the seconds they took."""
     outputs: list[list[int]] = [[] for _ in range(8)]
 
-    def keep(index: int) -> Callable[[list[int], Finish | None], None]:
-        return lambda tokens, finish: outputs[index].extend(tokens)
+    def keep(index: int) -> Callable[[Emission], None]:
+        return lambda emission: outputs[index].extend(emission.tokens)
 
     def fail(error: DraftkeepError) -> None:
         raise error

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks and times every kernel and the engine on a GPU, in a few minutes. Needs torch,
+# Checks and times every kernel, CUDA graphs and the engine on a GPU, in minutes. Needs torch,
 # transformers and numpy; nothing is installed. Rows are appended to bench/results/device.jsonl.
 set -euo pipefail
 cd "$(dirname "$0")/.."

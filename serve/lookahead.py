@@ -112,19 +112,15 @@ class LookaheadController:
         mode = self.speculation.mode
         if mode == "off" or not drafter:
             reason = "speculation is off by configuration" if mode == "off" else "no drafter"
-            self._state = self._describe(0, 1.0, reason)
-            return [0] * len(wishes)
+            return self._uniform(wishes, 0, reason)
         if mode == "fixed":
-            self._state = self._describe(self.speculation.lookahead, 1.0, "fixed by configuration")
-            return [min(self.speculation.lookahead, wish.cap) for wish in wishes]
+            return self._uniform(wishes, self.speculation.lookahead, "fixed by configuration")
         if not any(wish.cap for wish in wishes):
             return [0] * len(wishes)
         if not self.target_cost:
-            self._state = self._describe(0, 1.0, "the cost of a pass is not measured yet")
-            return [0] * len(wishes)
+            return self._uniform(wishes, 0, "the cost of a pass is not measured yet")
         if not self.draft_cost:
-            self._state = self._describe(1, 1.0, "the cost of a draft is not measured yet")
-            return [min(1, wish.cap) for wish in wishes]
+            return self._uniform(wishes, 1, "the cost of a draft is not measured yet")
         most = self.speculation.lookahead
         weighing = Weighing(
             wishes=wishes,
@@ -140,6 +136,10 @@ class LookaheadController:
     def state(self) -> SpeculationState:
         """The last plan and its reason."""
         return self._state
+
+    def _uniform(self, wishes: Sequence[Wish], lookahead: int, reason: str) -> list[int]:
+        self._state = self._describe(lookahead, 1.0, reason)
+        return [min(lookahead, wish.cap) for wish in wishes]
 
     def _group(self, name: str) -> _Group:
         if name not in self._groups and len(self._groups) >= _MAX_GROUPS:

@@ -16,6 +16,7 @@ from draftkeep.kernels.noise import DRAFT, gumbel
 from draftkeep.kernels.processors import log_softmax64, process
 from draftkeep.kernels.rejection import Law
 from draftkeep.kernels.sampling import Sampling
+from draftkeep.kernels.topk import argmax
 from draftkeep.serve.draft_vocabulary import draftable, readable
 from draftkeep.serve.drafting import DraftModel, Verification
 from draftkeep.serve.packed import Packing
@@ -133,7 +134,7 @@ class ModelDrafter:
         logits_ND = self.runner.forward(segments)[:, : len(self._ids_D)]
         for row, segment in zip(rows, segments, strict=True):
             row.drafter_len += len(segment.tokens)
-        best_N = logits_ND.argmax(dim=-1).tolist()
+        best_N = argmax(logits_ND)[0].tolist()
         sampled = not all(_sampling(row).plain_argmax for row in rows)
         rows_ND = logits_ND.cpu().numpy() if sampled else None
         for index, row in enumerate(rows):

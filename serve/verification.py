@@ -14,6 +14,7 @@ from draftkeep.errors import DraftkeepError
 from draftkeep.kernels.coupled import Verified, verify, verify_argmax
 from draftkeep.kernels.noise import ACCEPT, RECOVERY, gumbel, uniform
 from draftkeep.kernels.rejection import certain, verify_rejection
+from draftkeep.kernels.topk import argmax
 from draftkeep.serve.drafting import Verification
 from draftkeep.serve.row import Row
 from draftkeep.serve.runner import ModelRunner, Segment
@@ -42,7 +43,7 @@ def judge(
     Under `rejection` each row's `draft_laws` says what its drafts were drawn from.
     """
     plain = [row.request.sampling.plain_argmax for row in rows]
-    best_N, values_N = _argmax(logits_NV) if any(plain) else ([], [])
+    best_N, values_N = _best(logits_NV) if any(plain) else ([], [])
     host_NV = None if all(plain) else logits_NV.cpu().numpy()
     rejection = verification == "rejection"
     rule = _rejection if rejection else _coupled
@@ -64,10 +65,8 @@ def judge(
     return verdicts
 
 
-def _argmax(logits_NV: Tensor) -> tuple[list[int], list[float]]:
-    """Best id (the lowest of equals) and its logit for every row of the pass."""
-    best_N = logits_NV.argmax(dim=-1)
-    values_N = logits_NV.gather(1, best_N[:, None])[:, 0]
+def _best(logits_NV: Tensor) -> tuple[list[int], list[float]]:
+    best_N, values_N = argmax(logits_NV)
     return best_N.tolist(), values_N.tolist()
 
 

@@ -27,6 +27,11 @@ from draftkeep.store.smollm2 import convert_smollm2
 from draftkeep.store.tiny import build_tiny
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 _WANTED = (
     "config.json",
     "generation_config.json",
@@ -40,7 +45,7 @@ _WANTED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetModel:
-    """A loaded target: float32, evaluation mode, sdpa attention, gradients off.
+    """A loaded target: evaluation mode, sdpa attention, gradients off.
 
     `model` is a transformers causal language model, `tokenizer` its fast tokenizer, `directory`
     holds their files. `vocab` is how many token ids its logits cover, `eos_ids` every id that ends
@@ -65,12 +70,24 @@ def default_cache_dir() -> Path:
     return Path(named) if named else Path.home() / ".cache" / "draftkeep"
 
 
-def load_target(name: str, *, cache_dir: Path | None = None, progress: bool = False) -> TargetModel:
+def load_target(
+    name: str,
+    *,
+    cache_dir: Path | None = None,
+    device: str = "cpu",
+    dtype: str = "float32",
+    progress: bool = False,
+) -> TargetModel:
     """Load a target by name; the first use of `smollm2` and `tiny` prepares it in `cache_dir`.
 
+    `device` is torch's name of where the weights go, `dtype` one of float32, bfloat16 and float16.
     Raises ModelError, naming the remedy, for a model that is missing or cannot be served, where
-    possible before its weights are read. `progress` lets transformers draw its bars.
+    possible before its weights are read, for a device that is not there and for another dtype.
+    `progress` lets transformers draw its bars.
     """
+    if dtype not in _DTYPES:
+        raise ModelError(f"dtype {dtype!r:.40} is unknown; choose one of {', '.join(_DTYPES)}")
+    place = _device(device)
     cache = cache_dir if cache_dir is not None else default_cache_dir()
     with _bars(progress):
         directory = prepare(name, cache_dir=cache)
@@ -79,13 +96,14 @@ def load_target(name: str, *, cache_dir: Path | None = None, progress: bool = Fa
         marks = fingerprints(directory, cache_dir=cache)
         model: Any = AutoModelForCausalLM.from_pretrained(
             directory,
-            dtype=torch.float32,
+            dtype=_DTYPES[dtype],
             attn_implementation="sdpa",
             use_safetensors=True,
             trust_remote_code=False,
         )
         tokenizer = AutoTokenizer.from_pretrained(directory)
     model.eval().requires_grad_(False)
+    model.to(place)
     template = tokenizer.chat_template
     return TargetModel(
         model=model,
@@ -117,6 +135,19 @@ def prepare(name: str, *, cache_dir: Path) -> Path:
         f"no target named {name!r:.80}; expected smollm2, tiny, a directory that holds "
         "config.json, or a hub name such as owner/model"
     )
+
+
+def _device(name: str) -> torch.device:
+    """The device of that name, checked before gigabytes are read for it."""
+    try:
+        place = torch.device(name)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError, ImportError, NotImplementedError) as error:
+        raise ModelError(
+            f"torch has no device {name!r:.40} here ({type(error).__name__}); use cpu, or install "
+            "a torch built for it"
+        ) from None
+    return place
 
 
 def eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:

@@ -1,0 +1,81 @@
+"""Ratios of two ways of doing the same work, with their uncertainty, request by request.
+
+Suffixes: N requests (or rounds), R bootstrap draws.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+_DRAWS = 2000
+_SEED = 5
+_TAILS = (2.5, 97.5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A figure with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def text(self) -> str:
+        """For a table: value [low, high]."""
+        return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
+
+
+def speed_ratio(
+    *,
+    tokens: Sequence[int],
+    seconds: Sequence[float],
+    other_tokens: Sequence[int],
+    other_seconds: Sequence[float],
+) -> Interval:
+    """Tokens a second of the first over those of the other, on the same N requests.
+
+    The ratio is of sums; the interval is a bootstrap over requests, each drawn with both of its
+    runs, so that a slow minute of the machine hits both sides of a pair.
+    """
+    mine, theirs = np.array([tokens, seconds], float), np.array([other_tokens, other_seconds])
+    if mine.shape != theirs.shape or not mine.shape[1]:
+        raise ValueError(f"pairs of runs are needed, got {mine.shape[1]} and {theirs.shape[1]}")
+    picks_RN = _picks(mine.shape[1])
+    ratios_R = _ratio(mine[:, picks_RN], theirs[:, picks_RN])
+    low, high = np.percentile(ratios_R, _TAILS)
+    return Interval(value=float(_ratio(mine, theirs)), low=float(low), high=float(high))
+
+
+def mean_interval(values: Sequence[float]) -> Interval:
+    """The mean of N values and a bootstrap interval over them."""
+    values_N = np.array(values, float)
+    means_R = values_N[_picks(len(values_N))].mean(axis=1)
+    low, high = np.percentile(means_R, _TAILS)
+    return Interval(value=float(values_N.mean()), low=float(low), high=float(high))
+
+
+def slope(x: Sequence[float], y: Sequence[float]) -> Interval:
+    """The least-squares slope of y over x with its 95 % interval from the residuals.
+
+    The residuals of a growing process are not independent, so the interval is a rough one.
+    """
+    x_N, y_N = np.array(x, float), np.array(y, float)
+    centred_N = x_N - x_N.mean()
+    spread = float((centred_N**2).sum())
+    value = float((centred_N * y_N).sum()) / spread
+    rest_N = y_N - y_N.mean() - value * centred_N
+    error = float(np.sqrt((rest_N**2).sum() / max(1, len(x_N) - 2) / spread))
+    return Interval(value=value, low=value - 1.96 * error, high=value + 1.96 * error)
+
+
+def _picks(count: int) -> NDArray[np.int64]:
+    rng = np.random.default_rng(_SEED)
+    return rng.integers(count, size=(_DRAWS, count))
+
+
+def _ratio(mine: NDArray[np.float64], theirs: NDArray[np.float64]) -> NDArray[np.float64]:
+    tokens, seconds = mine.sum(axis=-1)
+    other_tokens, other_seconds = theirs.sum(axis=-1)
+    return np.asarray((tokens / seconds) / (other_tokens / other_seconds))

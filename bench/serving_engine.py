@@ -1,0 +1,135 @@
+"""The engine as the bench drives it: prompts in, answers, times and step reports out."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bench.serving_work import Prompt
+from draftkeep.errors import DraftkeepError
+from draftkeep.serve.drafting import DraftModel
+from draftkeep.serve.engine import Engine
+from draftkeep.serve.lookahead import Speculation
+from draftkeep.serve.request import Finished, Request, StepReport
+from draftkeep.store.drafter import Drafter
+from draftkeep.store.models import TargetModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What a batch of prompts took: wall seconds with prefill, answers in the prompts' order."""
+
+    seconds: float
+    answers: tuple[Finished, ...]
+    reports: tuple[StepReport, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Output tokens of all answers."""
+        return sum(len(answer.output_ids_T) for answer in self.answers)
+
+    @property
+    def passes(self) -> int:
+        """Passes of the target each answer took part in, summed."""
+        return sum(answer.steps for answer in self.answers)
+
+    @property
+    def ids(self) -> list[list[int]]:
+        """Output token ids, answer by answer."""
+        return [answer.output_ids_T.tolist() for answer in self.answers]
+
+
+class BenchEngine:
+    """An engine of the bench's own, stepped in the caller's thread.
+
+    It takes `target.model` over: load another copy for anything else.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        *,
+        slots: int,
+        max_context: int,
+        capture_k: int = 32,
+        speculation: Speculation | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._clock = clock
+        self._finished: dict[str, Finished] = {}
+        self._reports: list[StepReport] = []
+        self._number = 0
+        self.engine = Engine(
+            target.model,
+            slots=slots,
+            max_context=max_context,
+            speculation=speculation or Speculation(mode="auto", lookahead=8),
+            capture_k=capture_k,
+            on_finish=self._keep,
+            on_step=self._reports.append,
+            queue=4096,
+            clock=clock,
+        )
+
+    def use(self, drafter: Drafter | None) -> None:
+        """Draft with this drafter, which the engine takes over, from the next step on."""
+        if drafter is None:
+            self.engine.swap(None)
+            return
+        self.engine.swap(
+            DraftModel(
+                model=drafter.model,
+                vocab_ids=drafter.vocab_ids,
+                digest=drafter.digest or bytes(32),
+            )
+        )
+
+    def serve(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        speculation: Speculation | None = None,
+        capture: bool = True,
+        on_done: Callable[[int], None] = lambda done: None,
+    ) -> Served:
+        """Serve all prompts, as many at a time as there are slots. Raises what a request raises."""
+        if speculation is not None:
+            self.engine.set_speculation(speculation)
+        self._finished.clear()
+        self._reports.clear()
+        started_s = self._clock()
+        names = [self._submit(prompt, capture) for prompt in prompts]
+        done = 0
+        while self.engine.step():
+            if len(self._finished) > done:
+                done = len(self._finished)
+                on_done(done)
+        return Served(
+            seconds=self._clock() - started_s,
+            answers=tuple(self._finished[name] for name in names),
+            reports=tuple(self._reports),
+        )
+
+    def _submit(self, prompt: Prompt, capture: bool) -> str:
+        self._number += 1
+        name = f"bench-{self._number}"
+        self.engine.submit(
+            Request(
+                request_id=name,
+                prompt_ids=prompt.ids,
+                sampling=prompt.sampling,
+                seed=prompt.seed,
+                max_tokens=prompt.max_tokens,
+                on_tokens=lambda *tokens: None,
+                on_error=_raise,
+                group=prompt.domain,
+                capture=capture,
+            )
+        )
+        return name
+
+    def _keep(self, finished: Finished) -> None:
+        self._finished[finished.request.request_id] = finished
+
+
+def _raise(error: DraftkeepError) -> None:
+    raise error
