@@ -41,6 +41,11 @@ class Drafter(Protocol):
         """What traces and counters name it by, 32 bytes."""
         ...
 
+    @property
+    def forward_s(self) -> float:
+        """Seconds spent in forward passes since it was made; a proposal's rest is bookkeeping."""
+        ...
+
     def room(self, row: Row) -> int:
         """The most drafts that can be proposed for this row as it stands."""
         ...

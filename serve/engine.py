@@ -170,6 +170,7 @@ class Engine:
                 context=self.max_context,
                 packing=self._packing,
                 verification=self._verification,
+                clock=self._clock,
             )
         # Before the swap is seen: the engine may lose this drafter at once.
         self._speculator.lost = b""

@@ -3,6 +3,7 @@
 Shapes: N rows of a pass, D drafter vocabulary, V target vocabulary.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -43,6 +44,7 @@ class ModelDrafter:
         context: int,
         packing: Packing = "measured",
         verification: Verification = "coupled",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ids_D = draftable(drafter, target_vocab)
         self._reads = readable(drafter.model)
@@ -58,6 +60,8 @@ class ModelDrafter:
                 f"a trial pass of the drafter failed with {type(error).__name__}; its shapes do "
                 "not fit each other: export the drafter again"
             ) from error
+        self.forward_s = 0.0
+        self._clock = clock
         self._needs_laws = verification == "rejection"
         self._target_vocab = target_vocab
         self._whole = len(self._ids_D) == target_vocab
@@ -107,6 +111,7 @@ class ModelDrafter:
 
     def _catch_up(self, rows: Sequence[Row]) -> None:
         """Prefill rows that lack many tokens, so that they do not widen the first draft pass."""
+        started = self._clock()
         behind = [row for row in rows if len(row.tokens) - row.drafter_len > _FEED_AT_ONCE]
         self.runner.prefill(
             [
@@ -118,6 +123,7 @@ class ModelDrafter:
         )
         for row in behind:
             row.drafter_len = len(row.tokens) - 1
+        self.forward_s += self._clock() - started
 
     def _draft_one(self, rows: Sequence[Row]) -> None:
         """One pass: the next draft of every row, or none where nothing can be proposed."""
@@ -130,11 +136,13 @@ class ModelDrafter:
             )
             for row in rows
         ]
+        started = self._clock()
         # Columns beyond the draftable ids are padding of the vocabulary.
         logits_ND = self.runner.forward(segments)[:, : len(self._ids_D)]
+        best_N = argmax(logits_ND)[0].tolist()
+        self.forward_s += self._clock() - started
         for row, segment in zip(rows, segments, strict=True):
             row.drafter_len += len(segment.tokens)
-        best_N = argmax(logits_ND)[0].tolist()
         sampled = not all(_sampling(row).plain_argmax for row in rows)
         rows_ND = logits_ND.cpu().numpy() if sampled else None
         for index, row in enumerate(rows):

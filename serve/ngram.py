@@ -22,6 +22,7 @@ class NgramDrafter:
     """
 
     digest = NGRAM_DIGEST
+    forward_s = 0.0  # there is no model
 
     def __init__(self, max_n: int = 4, min_n: int = 2) -> None:
         if not 1 <= min_n <= max_n:

@@ -35,7 +35,6 @@ class Speculator:
         self._clock = clock
         self._counters = counters
         self._on_problem = on_problem
-        self._spent_s = 0.0
 
     @property
     def digest(self) -> bytes:
@@ -79,11 +78,11 @@ class Speculator:
                 self._lose(self.drafter, (), error)
 
     def draft(self, rows: Sequence[Row]) -> float:
-        """Fill the drafts of every row, as many as the plan says; the seconds of the passes."""
-        self._spent_s = 0.0
+        """Fill the drafts of every row, as many as the plan says; the seconds of forward passes."""
         for row in rows:
             row.clear_drafts()
         drafter = self.drafter
+        before_s = 0.0 if drafter is None else drafter.forward_s
         try:
             wishes = [Wish(group=row.request.group, cap=self._cap(row)) for row in rows]
             counts = self.lookahead.plan(wishes, running=len(rows), drafter=drafter is not None)
@@ -96,7 +95,7 @@ class Speculator:
             for row in rows:
                 row.clear_drafts()
             self._lose(drafter, rows, error)
-        return self._spent_s
+        return 0.0 if drafter is None else drafter.forward_s - before_s
 
     def _cap(self, row: Row) -> int:
         """The most drafts this row could use."""
@@ -105,9 +104,7 @@ class Speculator:
     def _timed(self, batch: int, work: Callable[[], None]) -> None:
         started = self._clock()
         work()
-        took_s = self._clock() - started
-        self._spent_s += took_s
-        self.lookahead.draft_cost.observe(batch, 1, took_s)
+        self.lookahead.draft_cost.observe(batch, 1, self._clock() - started)
 
     def _measure(
         self, idle_pass: Callable[[int], None], observe: Callable[[int, float], None]

@@ -106,6 +106,7 @@ class Script:
     """
 
     digest = b"script".ljust(32, b".")
+    forward_s = 0.0
 
     def __init__(self, plans: dict[str, Sequence[int]]) -> None:
         self.plans = plans
