@@ -23,7 +23,7 @@ from draftkeep.distill.trainer import Trainer
 from draftkeep.distill.vocabulary import choose_vocabulary
 from draftkeep.files import write_file
 from draftkeep.serve.capture import to_trace
-from draftkeep.serve.lookahead import Speculation
+from draftkeep.serve.engine.lookahead import Speculation
 from draftkeep.store.drafter import (
     Drafter,
     cold_drafter,

@@ -33,11 +33,11 @@ from draftkeep.kernels.rejection import verify_rejection
 from draftkeep.kernels.sampling import Sampling
 from draftkeep.kernels.sparse_kd import forward_kl
 from draftkeep.kernels.topk import argmax, topk_lse
-from draftkeep.serve.drafting import DraftModel
-from draftkeep.serve.engine import Engine
-from draftkeep.serve.lookahead import Speculation
-from draftkeep.serve.request import Emission, Request
-from draftkeep.serve.runner import ModelRunner, Segment
+from draftkeep.serve.engine.drafting import DraftModel
+from draftkeep.serve.engine.engine import Engine
+from draftkeep.serve.engine.lookahead import Speculation
+from draftkeep.serve.engine.request import Emission, Request
+from draftkeep.serve.passes.runner import ModelRunner, Segment
 
 REPEATS = 20
 TOP_K = 32

@@ -12,7 +12,7 @@ from bench.serving_setup import AUTO, OFF, SLOTS, Bench, Figure
 from bench.serving_work import Prompt
 from bench.transformers_peer import SCHEDULES
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.serve.request import StepReport
+from draftkeep.serve.engine.request import StepReport
 
 _PAGE_KB = 4
 _SHORT = 4

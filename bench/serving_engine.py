@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from bench.serving_work import Prompt
 from draftkeep.errors import DraftkeepError
-from draftkeep.serve.drafting import DraftModel
-from draftkeep.serve.engine import Engine
-from draftkeep.serve.lookahead import Speculation
-from draftkeep.serve.request import Finished, Request, StepReport
+from draftkeep.serve.engine.drafting import DraftModel
+from draftkeep.serve.engine.engine import Engine
+from draftkeep.serve.engine.lookahead import Speculation
+from draftkeep.serve.engine.request import Finished, Request, StepReport
 from draftkeep.store.drafter import Drafter
 from draftkeep.store.models import TargetModel
 

@@ -17,7 +17,7 @@ from bench.intervals import Interval
 from bench.serving_engine import BenchEngine
 from bench.serving_work import Prompt, domain_named, draw_texts, make_prompts
 from bench.transformers_peer import TransformersPeer
-from draftkeep.serve.lookahead import Speculation
+from draftkeep.serve.engine.lookahead import Speculation
 from draftkeep.store.models import TargetModel, load_target
 
 AUTO = Speculation(mode="auto", lookahead=8)

@@ -13,8 +13,8 @@ from pathlib import Path
 import uvicorn
 
 from draftkeep.config import load_config
-from draftkeep.serve.app import build_app
-from draftkeep.serve.drafting import DraftModel
+from draftkeep.serve.engine.drafting import DraftModel
+from draftkeep.serve.http.app import build_app
 from draftkeep.serve.node import Node
 from draftkeep.store.drafter import load_drafter
 

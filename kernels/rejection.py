@@ -56,17 +56,9 @@ def verify_rejection(
             f"{len(drafts)} drafts need as many laws and one logit row more, got {len(laws)} and "
             f"{len(logits_WV)}"
         )
+    histories = {"prompt_ids": prompt_ids, "output_ids": output_ids}
     if sampling.greedy:
-        return certain(
-            verify(
-                logits_WV,
-                drafts,
-                sampling,
-                prompt_ids=prompt_ids,
-                output_ids=output_ids,
-                noise=noise,
-            )
-        )
+        return certain(verify(logits_WV, drafts, sampling, **histories, noise=noise))
     tokens: list[int] = []
     logprobs: list[float] = []
     for row, logits_V in enumerate(logits_WV):

@@ -11,7 +11,7 @@ import numpy as np
 from draftkeep.ingest.emitter import Emitter
 from draftkeep.ingest.trace import Branch, DrafterRun, Provenance, TopK, Trace
 from draftkeep.serve.delivery import Delivery
-from draftkeep.serve.request import Finished, RejectedBranch
+from draftkeep.serve.engine.request import Finished, RejectedBranch
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.drops import add_drops
 

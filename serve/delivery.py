@@ -7,7 +7,7 @@ whichever is second settles. What a client never got is nobody's to keep.
 import threading
 from collections.abc import Callable
 
-from draftkeep.serve.request import Finished
+from draftkeep.serve.engine.request import Finished
 
 
 class Delivery:

@@ -18,8 +18,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from draftkeep.serve.engine.request import Finish
 from draftkeep.serve.metrics import Counted, Histogram, Metrics
-from draftkeep.serve.request import Finish
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _ENGINE = "0"

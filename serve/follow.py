@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from draftkeep.errors import ConfigError, ModelError
-from draftkeep.serve.drafting import DraftModel
-from draftkeep.serve.engine import Engine
+from draftkeep.serve.engine.drafting import DraftModel
+from draftkeep.serve.engine.engine import Engine
 from draftkeep.store.drafter import load_drafter
 from draftkeep.store.models import TargetModel
 from draftkeep.store.registry import Registry

@@ -3,7 +3,7 @@
 import threading
 from collections import Counter
 
-from draftkeep.serve.request import Finished
+from draftkeep.serve.engine.request import Finished
 
 FIELDS = ("requests", "output_tokens", "steps", "tested", "accepted")
 

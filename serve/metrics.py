@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
 
-from draftkeep.serve.request import Finish, Finished, StepReport
+from draftkeep.serve.engine.request import Finish, Finished, StepReport
 
 MAX_DRAFTERS = 8
 OLDER = "older"

@@ -16,18 +16,18 @@ from draftkeep.errors import DraftkeepError, InputError, UnavailableError
 from draftkeep.policies.keyring import Keyring
 from draftkeep.policies.tenant import Tenants
 from draftkeep.serve.capture import Capture, DropReporter
-from draftkeep.serve.engine import Engine
+from draftkeep.serve.engine.engine import Engine
+from draftkeep.serve.engine.lookahead import Speculation
+from draftkeep.serve.engine.ngram import NGRAM_DIGEST, NgramDrafter
+from draftkeep.serve.engine.request import Finished, StepReport
 from draftkeep.serve.exposition import Exposition
 from draftkeep.serve.follow import ChannelFollower
 from draftkeep.serve.groups import GroupCounts
+from draftkeep.serve.http.request_log import RequestLog
 from draftkeep.serve.limits import Limits
-from draftkeep.serve.lookahead import Speculation
 from draftkeep.serve.metrics import Metrics
-from draftkeep.serve.ngram import NGRAM_DIGEST, NgramDrafter
 from draftkeep.serve.outbox import Outbox
 from draftkeep.serve.problems import ProblemLog
-from draftkeep.serve.request import Finished, StepReport
-from draftkeep.serve.request_log import RequestLog
 from draftkeep.serve.sealing import publish_periods
 from draftkeep.store.anchors import GATE, read_anchor
 from draftkeep.store.catalog import Catalog

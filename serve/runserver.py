@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from draftkeep.config import Config
 from draftkeep.errors import ConfigError
 from draftkeep.files import write_file
-from draftkeep.serve.app import build_app
+from draftkeep.serve.http.app import build_app
 from draftkeep.serve.logs import log_to_stderr
 from draftkeep.serve.node import Node
 

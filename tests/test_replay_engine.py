@@ -17,10 +17,10 @@ from draftkeep.kernels.measures import Walk
 from draftkeep.kernels.noise import gumbel
 from draftkeep.kernels.processors import process
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.serve.drafting import DraftModel
-from draftkeep.serve.engine import Engine
-from draftkeep.serve.lookahead import Speculation
-from draftkeep.serve.request import Finished, Request
+from draftkeep.serve.engine.drafting import DraftModel
+from draftkeep.serve.engine.engine import Engine
+from draftkeep.serve.engine.lookahead import Speculation
+from draftkeep.serve.engine.request import Finished, Request
 from draftkeep.store.drafter import Drafter
 from draftkeep.store.drafter_network import build_network, copy_first_layers, drafter_config
 from draftkeep.store.manifest import Manifest

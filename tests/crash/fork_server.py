@@ -34,10 +34,10 @@ from draftkeep.kernels.sampling import Sampling
 from draftkeep.policies.keyring import Keyring
 from draftkeep.policies.signing import SigningKey
 from draftkeep.serve.capture import Capture, CaptureTag
-from draftkeep.serve.drafting import DraftModel
-from draftkeep.serve.engine import Engine
-from draftkeep.serve.lookahead import Speculation
-from draftkeep.serve.request import Request
+from draftkeep.serve.engine.drafting import DraftModel
+from draftkeep.serve.engine.engine import Engine
+from draftkeep.serve.engine.lookahead import Speculation
+from draftkeep.serve.engine.request import Request
 from draftkeep.serve.sealing import PublishingSealer
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.compactor import Compactor

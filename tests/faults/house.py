@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from draftkeep.serve.drafting import DraftModel
-from draftkeep.serve.stats import EngineStats
+from draftkeep.serve.engine.drafting import DraftModel
+from draftkeep.serve.engine.stats import EngineStats
 from tests.serve.http.conftest import Station
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -13,10 +13,10 @@ from transformers import PreTrainedModel
 
 from draftkeep.kernels.noise import gumbel
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.serve.drafting import DraftModel
-from draftkeep.serve.engine import Engine
-from draftkeep.serve.lookahead import Speculation
-from draftkeep.serve.row import Row
+from draftkeep.serve.engine.drafting import DraftModel
+from draftkeep.serve.engine.engine import Engine
+from draftkeep.serve.engine.lookahead import Speculation
+from draftkeep.serve.engine.row import Row
 
 
 def scores(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.serve.request import Finish, Finished, StepReport
+from draftkeep.serve.engine.request import Finish, Finished, StepReport
 from tests.faults.plain import plain_output
 
 GREEDY = Sampling(temperature=0.0)

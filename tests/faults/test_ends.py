@@ -9,8 +9,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.serve.drafting import DraftModel
-from draftkeep.serve.request import Finish, Finished
+from draftkeep.serve.engine.drafting import DraftModel
+from draftkeep.serve.engine.request import Finish, Finished
 from draftkeep.store.models import TargetModel
 from tests.faults.house import (
     CHAT,

@@ -8,8 +8,8 @@ import pytest
 
 from draftkeep.kernels.sampling import Sampling
 from draftkeep.policies.names import alias
-from draftkeep.serve.ngram import NgramDrafter
-from draftkeep.serve.row import Row
+from draftkeep.serve.engine.ngram import NgramDrafter
+from draftkeep.serve.engine.row import Row
 from tests.faults.house import CHAT, LOOKAHEAD, House, text_of
 from tests.faults.plain import Script, plain_output
 

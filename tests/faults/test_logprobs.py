@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.serve.request import Finished
+from draftkeep.serve.engine.request import Finished
 from tests.faults.house import (
     CHAT,
     COMPLETIONS,

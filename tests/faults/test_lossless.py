@@ -17,8 +17,8 @@ from transformers import (
 )
 
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.serve.drafting import DraftModel
-from draftkeep.serve.ngram import NgramDrafter
+from draftkeep.serve.engine.drafting import DraftModel
+from draftkeep.serve.engine.ngram import NgramDrafter
 from tests.faults.house import COMPLETIONS, House
 from tests.faults.plain import Script, engine_over, plain_output
 

@@ -8,8 +8,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from draftkeep.kernels.sampling import Sampling
+from draftkeep.serve.engine.request import RowStep, StepReport
 from draftkeep.serve.metrics import Metrics
-from draftkeep.serve.request import RowStep, StepReport
 from draftkeep.store.models import TargetModel
 from tests.faults.house import CHAT, COMPLETIONS, House
 from tests.faults.plain import Script, plain_output

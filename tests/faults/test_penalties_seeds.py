@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.serve.ngram import NgramDrafter
-from draftkeep.serve.request import Finished, How
+from draftkeep.serve.engine.ngram import NgramDrafter
+from draftkeep.serve.engine.request import Finished, How
 from tests.faults.house import CHAT, COMPLETIONS, House, text_of
 from tests.faults.plain import Script, plain_output
 

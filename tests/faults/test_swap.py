@@ -8,8 +8,8 @@ from torch import nn
 
 from draftkeep.errors import ModelError
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.serve.drafting import DraftModel
-from draftkeep.serve.request import StepReport
+from draftkeep.serve.engine.drafting import DraftModel
+from draftkeep.serve.engine.request import StepReport
 from tests.faults.house import CHAT, COMPLETIONS, House, copy_of
 from tests.faults.plain import engine_over, plain_output
 

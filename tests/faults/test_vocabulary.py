@@ -9,7 +9,7 @@ from torch import nn
 
 from draftkeep.errors import ModelError
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.serve.drafting import DraftModel
+from draftkeep.serve.engine.drafting import DraftModel
 from tests.faults.plain import engine_over, plain_output
 
 VOCAB = 48

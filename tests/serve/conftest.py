@@ -13,10 +13,10 @@ from draftkeep.errors import DraftkeepError
 from draftkeep.kernels.noise import gumbel
 from draftkeep.kernels.processors import log_softmax64, process
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.serve.drafting import DraftModel
-from draftkeep.serve.engine import Engine
-from draftkeep.serve.lookahead import Speculation
-from draftkeep.serve.request import Emission, Finish, Finished, Request, TokenLogprob
+from draftkeep.serve.engine.drafting import DraftModel
+from draftkeep.serve.engine.engine import Engine
+from draftkeep.serve.engine.lookahead import Speculation
+from draftkeep.serve.engine.request import Emission, Finish, Finished, Request, TokenLogprob
 
 NEAR_TIE = 1e-3
 

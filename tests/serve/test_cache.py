@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from draftkeep.serve.cache import VIEW_STEP, SlotCache, view_length
+from draftkeep.serve.passes.cache import VIEW_STEP, SlotCache, view_length
 
 SLOTS, CONTEXT, HEADS, WIDTH = 4, 200, 2, 3
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from draftkeep.serve.choice_text import ChoiceText, Update
-from draftkeep.serve.request import Emission, Finish, TokenLogprob
+from draftkeep.serve.engine.request import Emission, Finish, TokenLogprob
+from draftkeep.serve.http.choice_text import ChoiceText, Update
 
 # Tokens of one to four bytes, of letters that share their bytes: characters are split over tokens,
 # tokens over characters, and stops over both.

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from draftkeep.serve.detokenize import REPLACEMENT, Detokenizer
+from draftkeep.serve.http.detokenize import REPLACEMENT, Detokenizer
 from draftkeep.store.models import load_target
 
 SPECIALS = ["<|end|>", "<|start|>"]

@@ -7,8 +7,8 @@ import torch
 
 from draftkeep.errors import ModelError
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.serve.draft_vocabulary import draftable
-from draftkeep.serve.drafting import DraftModel
+from draftkeep.serve.engine.draft_vocabulary import draftable
+from draftkeep.serve.engine.drafting import DraftModel
 
 TOKENS, TARGET = 44, 48
 # Keeps an untrained target to its tokens, as training would.

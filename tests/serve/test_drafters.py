@@ -9,11 +9,11 @@ import pytest
 from draftkeep.kernels.coupled import Verified, choose
 from draftkeep.kernels.noise import DRAFT, gumbel
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.serve.drafting import Drafter
-from draftkeep.serve.model_drafter import ModelDrafter
-from draftkeep.serve.ngram import NgramDrafter
-from draftkeep.serve.request import Request
-from draftkeep.serve.row import Row
+from draftkeep.serve.engine.drafting import Drafter
+from draftkeep.serve.engine.model_drafter import ModelDrafter
+from draftkeep.serve.engine.ngram import NgramDrafter
+from draftkeep.serve.engine.request import Request
+from draftkeep.serve.engine.row import Row
 
 VOCAB, CONTEXT, SLOTS = 48, 64, 4
 KINDS = ("copy", "trimmed", "noisy", "n-gram")

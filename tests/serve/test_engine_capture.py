@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.serve.request import Finished, How
+from draftkeep.serve.engine.request import Finished, How
 
 K = 8
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.serve.ngram import NGRAM_DIGEST, NgramDrafter
+from draftkeep.serve.engine.ngram import NGRAM_DIGEST, NgramDrafter
 
 KINDS = ("none", "copy", "random", "constant", "noisy", "trimmed")
 SAMPLINGS = (

@@ -7,7 +7,7 @@ import pytest
 
 from draftkeep.errors import BusyError, InputError
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.serve.request import Finish, Finished, How
+from draftkeep.serve.engine.request import Finish, Finished, How
 
 # The tiny target answers this prompt with twelve different tokens, so each can be made the end.
 PROMPT = (35, 40, 5, 46)

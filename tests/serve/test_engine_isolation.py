@@ -10,8 +10,8 @@ import torch
 
 from draftkeep.errors import BusyError, ModelError
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.serve.drafting import DraftModel
-from draftkeep.serve.request import Finish, Finished
+from draftkeep.serve.engine.drafting import DraftModel
+from draftkeep.serve.engine.request import Finish, Finished
 
 PROMPT = (3, 9, 4)
 
@@ -159,7 +159,7 @@ def test_a_failing_capture_costs_the_capture_alone(lab: Any, alone: Any, monkeyp
     def failing(*_: Any, **__: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("draftkeep.serve.record.topk_lse", failing)
+    monkeypatch.setattr("draftkeep.serve.engine.record.topk_lse", failing)
     reply = lab.request("a", PROMPT, max_tokens=20)
     lab.run(engine, [reply])
     lab.assert_same(reply, alone)
@@ -257,7 +257,7 @@ def test_threads_submit_cancel_and_swap_while_the_loop_runs(lab: Any, alone: Any
 
 
 def test_an_idle_engine_that_is_woken_sees_its_end(lab: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("draftkeep.serve.engine._IDLE_WAIT_S", 3600.0)
+    monkeypatch.setattr("draftkeep.serve.engine.engine._IDLE_WAIT_S", 3600.0)
     for _ in range(20):
         engine, stop = lab.engine(slots=1), threading.Event()
         loop = threading.Thread(target=engine.run, args=(stop,), daemon=True)

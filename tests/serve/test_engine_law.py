@@ -17,9 +17,9 @@ from draftkeep.kernels.coupled import Verified, choose, verify
 from draftkeep.kernels.noise import GumbelRow
 from draftkeep.kernels.processors import process
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.serve import row as row_module
-from draftkeep.serve import verification
-from draftkeep.serve.ngram import NgramDrafter
+from draftkeep.serve.engine import row as row_module
+from draftkeep.serve.engine import verification
+from draftkeep.serve.engine.ngram import NgramDrafter
 
 VOCAB, TOKENS, SAMPLES = 5, 3, 2000
 PROMPT = (2, 0, 3)

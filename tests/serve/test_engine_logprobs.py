@@ -8,8 +8,9 @@ import torch
 
 from draftkeep.errors import InputError, ModelError
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.serve import record
-from draftkeep.serve.request import Finished, How
+from draftkeep.kernels.topk import topk_lse
+from draftkeep.serve.engine import record
+from draftkeep.serve.engine.request import Finished, How
 
 PROMPT = (35, 40, 5, 46)
 SAMPLINGS = (
@@ -99,7 +100,7 @@ def test_they_share_one_pass_with_capture(
     lab: Any, drafter: Any, asked: Any, monkeypatch: Any
 ) -> None:
     calls = []
-    inner = record.topk_lse
+    inner = topk_lse
 
     def counting(logits_NV: Any, k: Any) -> Any:
         calls.append(k)
@@ -115,7 +116,7 @@ def test_they_share_one_pass_with_capture(
 
 def test_a_lost_capture_does_not_lose_them(lab: Any, monkeypatch: Any) -> None:
     """The shared pass fails where it is as wide as the capture; the narrow one is asked again."""
-    inner = record.topk_lse
+    inner = topk_lse
 
     def failing(logits_NV: Any, k: Any) -> Any:
         if k > 5:

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from draftkeep.errors import BusyError
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.serve.request import Finish, Finished, StepReport
+from draftkeep.serve.engine.request import Finish, Finished, StepReport
 
 KINDS = ("none", "copy", "random", "noisy", "trimmed")
 SAMPLINGS = (

@@ -9,12 +9,15 @@ import transformers as tr
 
 from draftkeep.errors import ModelError
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.serve.drafting import DraftModel
-from draftkeep.serve.engine import Engine
-from draftkeep.serve.lookahead import Speculation
+from draftkeep.serve.engine.drafting import DraftModel
+from draftkeep.serve.engine.engine import Engine
+from draftkeep.serve.engine.lookahead import Speculation
 
 VOCAB, TOKENS, LENGTHS = 61, 12, (1, 9, 30, 4, 17)
 NEAR_TIE = 1e-3
+# Untyped in transformers.
+CAUSAL: Any = tr.AutoModelForCausalLM
+SEQ2SEQ: Any = tr.AutoModelForSeq2SeqLM
 TINY: Any = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -68,7 +71,7 @@ SERVED: Any = {
 def _model(config: Any, seed: int = 0) -> Any:
     """A seeded model whose biases and norms are random too, so that none can be left out."""
     torch.manual_seed(seed)
-    model: Any = tr.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    model: Any = CAUSAL.from_config(config, attn_implementation="sdpa")
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim == 1:
@@ -175,7 +178,7 @@ def test_a_drafter_of_another_family_serves_as_well(lab: Any) -> None:
 
 ENCODER_DECODERS: Any = {
     "T5": lambda: tr.T5Config(
-        vocab_size=VOCAB, d_model=32, d_kv=8, d_ff=48, num_layers=1, decoder_start_token_id=0
+        vocab_size=VOCAB, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4
     ),
     "Bart": lambda: tr.BartConfig(
         vocab_size=VOCAB, d_model=32, encoder_layers=1, decoder_layers=1, decoder_ffn_dim=48
@@ -219,7 +222,7 @@ REFUSED: Any = {
 @pytest.mark.parametrize("kind", sorted(REFUSED))
 def test_a_model_that_cannot_be_served_is_refused_with_the_reason(kind: Any) -> None:
     config, reason = REFUSED[kind]
-    model: Any = tr.AutoModelForCausalLM.from_config(config()).eval()
+    model: Any = CAUSAL.from_config(config()).eval()
     with pytest.raises(ModelError, match=reason) as refused:
         _engine(model)
     assert type(model).__name__ in str(refused.value)
@@ -227,13 +230,13 @@ def test_a_model_that_cannot_be_served_is_refused_with_the_reason(kind: Any) -> 
 
 @pytest.mark.parametrize("kind", sorted(ENCODER_DECODERS))
 def test_an_encoder_decoder_is_refused_with_the_reason(kind: Any) -> None:
-    model = tr.AutoModelForSeq2SeqLM.from_config(ENCODER_DECODERS[kind]())
+    model = SEQ2SEQ.from_config(ENCODER_DECODERS[kind]())
     with pytest.raises(ModelError, match="encoder-decoder"):
         _engine(model.eval())
 
 
 def test_eager_attention_is_refused_with_the_remedy() -> None:
-    model: Any = tr.AutoModelForCausalLM.from_config(SERVED["Llama"](), attn_implementation="eager")
+    model: Any = CAUSAL.from_config(SERVED["Llama"](), attn_implementation="eager")
     with pytest.raises(ModelError, match="sdpa"):
         _engine(model.eval())
 
@@ -241,7 +244,7 @@ def test_eager_attention_is_refused_with_the_remedy() -> None:
 def test_a_drafter_that_cannot_be_served_is_refused_as_well(lab: Any) -> None:
     engine = _engine(_model(SERVED["Llama"]()))
     config, reason = REFUSED["sliding window"]
-    window: Any = tr.AutoModelForCausalLM.from_config(config()).eval()
+    window: Any = CAUSAL.from_config(config()).eval()
     with pytest.raises(ModelError, match=reason):
         engine.swap(DraftModel(model=window, vocab_ids=torch.arange(VOCAB), digest=b"w" * 32))
     assert engine.stats().drafter == b""

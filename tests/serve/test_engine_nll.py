@@ -14,8 +14,8 @@ import torch
 from draftkeep.kernels import rejection
 from draftkeep.kernels.processors import log_softmax64, process
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.serve import verification
-from draftkeep.serve.ngram import NgramDrafter
+from draftkeep.serve.engine import verification
+from draftkeep.serve.engine.ngram import NgramDrafter
 
 VOCAB, TOKENS, OUTPUTS, FOR_BUGS = 12, 4, 3000, 1000
 ALLOWED = 0.06

@@ -9,8 +9,8 @@ import pytest
 
 from draftkeep.errors import BusyError, ModelError
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.serve.request import Finish, Finished
-from draftkeep.serve.scheduler import PREFILL_PER_STEP
+from draftkeep.serve.engine.request import Finish, Finished
+from draftkeep.serve.engine.scheduler import PREFILL_PER_STEP
 
 SAMPLINGS = (
     Sampling(temperature=0.0),

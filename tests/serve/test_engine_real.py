@@ -15,10 +15,10 @@ import torch
 
 from draftkeep.cli.demo.workload import generate
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.serve.drafting import DraftModel
-from draftkeep.serve.engine import Engine
-from draftkeep.serve.lookahead import Speculation
-from draftkeep.serve.row import Row
+from draftkeep.serve.engine.drafting import DraftModel
+from draftkeep.serve.engine.engine import Engine
+from draftkeep.serve.engine.lookahead import Speculation
+from draftkeep.serve.engine.row import Row
 from draftkeep.store.drafter import cold_drafter
 from draftkeep.store.models import TargetModel, load_target
 
@@ -160,6 +160,7 @@ class _Script:
     """
 
     digest = b"script"
+    forward_s = 0.0
 
     def __init__(self, expected: list[list[int]]) -> None:
         self._expected = expected

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.serve.request import Finished, StepReport
+from draftkeep.serve.engine.request import Finished, StepReport
 
 PROMPTS = (3, 17, 1, 8)
 

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from draftkeep.errors import ModelError
-from draftkeep.serve.cache import SlotCache
-from draftkeep.serve.fused import FusedDecoder, RootMeanSquare
-from draftkeep.serve.packed import PackedLinear
-from draftkeep.serve.runner import ModelRunner, Segment, StockDecoder
+from draftkeep.serve.passes.cache import SlotCache
+from draftkeep.serve.passes.fused import FusedDecoder, RootMeanSquare
+from draftkeep.serve.passes.packed import PackedLinear
+from draftkeep.serve.passes.runner import ModelRunner, Segment, StockDecoder
 from tests.serve.families import FUSED, STOCK, build
 
 IDS = [(5 * index + 3) % 48 for index in range(90)]

@@ -8,8 +8,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from draftkeep.serve.graphs import FixedPasses
-from draftkeep.serve.runner import ModelRunner, Segment
+from draftkeep.serve.passes.graphs import FixedPasses
+from draftkeep.serve.passes.runner import ModelRunner, Segment
 from tests.serve.families import build
 
 SLOTS, CONTEXT = 4, 100

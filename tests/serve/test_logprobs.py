@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from draftkeep.serve.choice_text import Piece
-from draftkeep.serve.logprobs import LOWEST, TokenBytes, chat_logprobs, completion_logprobs
-from draftkeep.serve.request import TokenLogprob
+from draftkeep.serve.engine.request import TokenLogprob
+from draftkeep.serve.http.choice_text import Piece
+from draftkeep.serve.http.logprobs import LOWEST, TokenBytes, chat_logprobs, completion_logprobs
 from draftkeep.store.models import load_target
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftkeep.serve.lookahead import (
+from draftkeep.serve.engine.lookahead import (
     FIRST_PROBES,
     LookaheadController,
     Speculation,

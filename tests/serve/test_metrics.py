@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from draftkeep.serve.engine.request import RowStep, StepReport
 from draftkeep.serve.exposition import Exposition
 from draftkeep.serve.metrics import MAX_DRAFTERS, Histogram, Metrics, token_buckets
-from draftkeep.serve.request import RowStep, StepReport
 
 DOMAINS = ("sql", "code")
 NGRAM = hashlib.sha256(b"ngram").digest()

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from draftkeep.kernels.coupled import Verified
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.serve.ngram import NGRAM_DIGEST, NgramDrafter
-from draftkeep.serve.request import Request
-from draftkeep.serve.row import Row
+from draftkeep.serve.engine.ngram import NGRAM_DIGEST, NgramDrafter
+from draftkeep.serve.engine.request import Request
+from draftkeep.serve.engine.row import Row
 
 
 def _row(*tokens: int, stop: int = -1) -> Row:

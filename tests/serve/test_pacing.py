@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftkeep.serve.pacing import Pacer
-from draftkeep.serve.stream_events import Event
+from draftkeep.serve.http.pacing import Pacer
+from draftkeep.serve.http.stream_events import Event
 
 TICK_S = 0.25
 

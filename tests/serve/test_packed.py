@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from draftkeep.serve.packed import PackedLinear, pack_linears
+from draftkeep.serve.passes.packed import PackedLinear, pack_linears
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftkeep.serve.pass_costs import CostTable
+from draftkeep.serve.engine.pass_costs import CostTable
 
 
 def _table(points: Any) -> Any:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from draftkeep.errors import ModelError
-from draftkeep.serve.runner import ModelRunner, Segment
+from draftkeep.serve.passes.runner import ModelRunner, Segment
 from tests.serve.families import build
 
 SLOTS = 4

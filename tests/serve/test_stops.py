@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftkeep.serve.stops import StopMatcher
+from draftkeep.serve.http.stops import StopMatcher
 
 # Few letters, so that stops occur, overlap and repeat themselves.
 LETTERS = st.text(alphabet="abé", max_size=4)

@@ -24,8 +24,8 @@ from draftkeep.ingest.tables import RemapTable
 from draftkeep.ingest.trace import Trace
 from draftkeep.policies.job_keys import JobKeys
 from draftkeep.policies.signing import SigningKey
-from draftkeep.serve import decode_step, verification
-from draftkeep.serve.app import build_app
+from draftkeep.serve.engine import decode_step, verification
+from draftkeep.serve.http.app import build_app
 from draftkeep.serve.node import Node
 from draftkeep.store.anchors import GATE, publish_anchor
 from draftkeep.store.drafter import cold_drafter, save_drafter

@@ -13,11 +13,11 @@ from typing import Any
 
 from draftkeep.ingest.trace import Provenance
 from draftkeep.serve.delivery import Delivery
-from draftkeep.serve.generation import Choice, Generation
+from draftkeep.serve.engine.request import Request
+from draftkeep.serve.engine.row import Row
+from draftkeep.serve.http.generation import Choice, Generation
+from draftkeep.serve.http.request_log import Entry
 from draftkeep.serve.limits import Ticket
-from draftkeep.serve.request import Request
-from draftkeep.serve.request_log import Entry
-from draftkeep.serve.row import Row
 
 ABORTS = 2000
 WARM_UP = 200

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from draftkeep.errors import KeyDestroyedError
-from draftkeep.serve.counters import Totals
+from draftkeep.serve.engine.counters import Totals
 
 ROUTES = [
     ("GET", "/admin/stats", None),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from draftkeep.serve.drafting import DraftModel
+from draftkeep.serve.engine.drafting import DraftModel
 from draftkeep.store.models import TargetModel
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from draftkeep.serve.drafting import DraftModel
-from draftkeep.serve.request import Finish
+from draftkeep.serve.engine.drafting import DraftModel
+from draftkeep.serve.engine.request import Finish
 from draftkeep.store.models import TargetModel
 
 COMPLETIONS = "/v1/completions"
@@ -177,7 +177,7 @@ def test_a_tokenizer_that_fails_is_an_error_and_not_a_silence(
     def fail(*_: Any) -> None:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr("draftkeep.serve.choice_text.Detokenizer.push", fail)
+    monkeypatch.setattr("draftkeep.serve.http.choice_text.Detokenizer.push", fail)
     for stop in (None, "a"):
         response = station.post(COMPLETIONS, body(stop=stop))
         assert response.status_code == 500

@@ -12,10 +12,10 @@ import openai
 import pytest
 import torch
 
-from draftkeep.serve import answering
-from draftkeep.serve.drafting import DraftModel
-from draftkeep.serve.obfuscation import BUCKET_BYTES
-from draftkeep.serve.pacing import Pacer
+from draftkeep.serve.engine.drafting import DraftModel
+from draftkeep.serve.http import answering
+from draftkeep.serve.http.obfuscation import BUCKET_BYTES
+from draftkeep.serve.http.pacing import Pacer
 from draftkeep.store.drafter import cold_drafter
 from draftkeep.store.models import TargetModel
 

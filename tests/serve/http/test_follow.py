@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from draftkeep.errors import StoreError
 from draftkeep.policies.signing import SigningKey
+from draftkeep.serve.engine.model_drafter import ModelDrafter
+from draftkeep.serve.engine.ngram import NGRAM_DIGEST
 from draftkeep.serve.follow import RELOADS
-from draftkeep.serve.model_drafter import ModelDrafter
-from draftkeep.serve.ngram import NGRAM_DIGEST
 from draftkeep.store.anchors import GATE
 from draftkeep.store.jobs import JobInput
 from draftkeep.store.registry import EVERYONE, scope_of, tenant_scope

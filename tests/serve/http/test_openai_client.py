@@ -254,7 +254,7 @@ def test_a_stream_that_fails_raises(client: openai.OpenAI, monkeypatch: pytest.M
     def fail(*_: Any) -> None:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr("draftkeep.serve.decode_step.target_pass", fail)
+    monkeypatch.setattr("draftkeep.serve.engine.decode_step.target_pass", fail)
     with pytest.raises(openai.APIError, match="RuntimeError"):
         list(ask(client, stream=True))
 

@@ -129,7 +129,7 @@ def test_lines_are_written_by_themselves_and_nothing_is_kept(station: Any, lines
 def test_a_node_that_closes_writes_what_lingers(
     stations: Callable[..., Any], lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draftkeep.serve.request_log.LINGER_S", 3600.0)
+    monkeypatch.setattr("draftkeep.serve.http.request_log.LINGER_S", 3600.0)
     station = stations()
     station.chat(max_tokens=2)
     assert not lines.requests()

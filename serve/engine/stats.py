@@ -1,0 +1,27 @@
+"""EngineStats: one consistent picture of the engine's counters."""
+
+from dataclasses import dataclass
+
+from draftkeep.serve.engine.counters import Totals
+from draftkeep.serve.engine.drafting import Verification
+from draftkeep.serve.engine.lookahead import SpeculationState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats(Totals):
+    """Totals since start, and what is going on at the moment.
+
+    `drafter` is the digest of the running one, `drafter_lost` of one that was given up after a
+    failing pass with no swap since; empty where there is none. `waiting` counts requests without a
+    slot, those that had one before among them. `kv_used_share` is the part of all slots' positions
+    that running requests fill.
+    """
+
+    slots: int
+    running: int
+    waiting: int
+    drafter: bytes
+    drafter_lost: bytes
+    verification: Verification
+    kv_used_share: float
+    speculation: SpeculationState

@@ -1,0 +1,96 @@
+"""One target pass over all rows of a step, and what each row may emit from it.
+
+Shapes: N logit rows of the pass (drafts + 1 of each request, one request after another), V target
+vocabulary, W one request's rows.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from draftkeep.errors import DraftkeepError
+from draftkeep.kernels.coupled import Verified, verify, verify_argmax
+from draftkeep.kernels.noise import ACCEPT, RECOVERY, gumbel, uniform
+from draftkeep.kernels.rejection import certain, verify_rejection
+from draftkeep.kernels.topk import argmax
+from draftkeep.serve.engine.drafting import Verification
+from draftkeep.serve.engine.row import Row
+from draftkeep.serve.passes.runner import ModelRunner, Segment
+
+
+def target_pass(runner: ModelRunner, rows: Sequence[Row]) -> Tensor:
+    """Feed every row's last token and drafts; return logits_NV."""
+    return runner.forward(
+        [
+            Segment(
+                slot=row.slot,
+                tokens=[*row.tokens[row.target_len :], *row.drafts],
+                start=row.target_len,
+                want=len(row.drafts) + 1,
+            )
+            for row in rows
+        ]
+    )
+
+
+def judge(
+    logits_NV: Tensor, rows: Sequence[Row], *, verification: Verification = "coupled"
+) -> list[Verified | DraftkeepError]:
+    """What each row emits under the rule, or the error that concerns this row alone.
+
+    Under `rejection` each row's `draft_laws` says what its drafts were drawn from.
+    """
+    plain = [row.request.sampling.plain_argmax for row in rows]
+    best_N, values_N = _best(logits_NV) if any(plain) else ([], [])
+    host_NV = None if all(plain) else logits_NV.cpu().numpy()
+    rejection = verification == "rejection"
+    rule = _rejection if rejection else _coupled
+    verdicts: list[Verified | DraftkeepError] = []
+    at = 0
+    for row in rows:
+        width = len(row.drafts) + 1
+        sampling = row.request.sampling
+        try:
+            if host_NV is None or sampling.plain_argmax:
+                best, values = best_N[at : at + width], values_N[at : at + width]
+                verdict = verify_argmax(best, values, row.drafts, sampling)
+                verdicts.append(certain(verdict) if rejection else verdict)
+            else:
+                verdicts.append(rule(host_NV[at : at + width], row))
+        except DraftkeepError as error:
+            verdicts.append(error)
+        at += width
+    return verdicts
+
+
+def _best(logits_NV: Tensor) -> tuple[list[int], list[float]]:
+    best_N, values_N = argmax(logits_NV)
+    return best_N.tolist(), values_N.tolist()
+
+
+def _coupled(logits_WV: NDArray[np.float32], row: Row) -> Verified:
+    return verify(
+        logits_WV,
+        row.drafts,
+        row.request.sampling,
+        prompt_ids=row.request.prompt_ids,
+        output_ids=row.output_ids,
+        noise=row.noise,
+    )
+
+
+def _rejection(logits_WV: NDArray[np.float32], row: Row) -> Verified:
+    request = row.request
+    seed, choice, vocab = request.seed, request.choice, logits_WV.shape[1]
+    return verify_rejection(
+        logits_WV,
+        row.drafts,
+        row.draft_laws,
+        request.sampling,
+        prompt_ids=request.prompt_ids,
+        output_ids=row.output_ids,
+        uniform=lambda index: uniform(seed, choice, index, ACCEPT),
+        noise=lambda index: gumbel(seed, choice, index, vocab, RECOVERY),
+    )

@@ -1,0 +1,1 @@
+"""The HTTP surface: OpenAI's routes, the administrator's, and the probes."""

@@ -1,0 +1,62 @@
+"""The HTTP app over a node: its routes, its probes and what every request passes through."""
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse
+
+from draftkeep import __version__
+from draftkeep.serve.exposition import CONTENT_TYPE
+from draftkeep.serve.http import http_errors
+from draftkeep.serve.http.access import MeasuredNode
+from draftkeep.serve.http.admin import router as admin_router
+from draftkeep.serve.http.api import router as api_router
+from draftkeep.serve.http.body_limit import BodyLimit
+from draftkeep.serve.http.request_log import CountRequests
+from draftkeep.serve.node import Node
+
+router = APIRouter()
+
+
+def build_app(node: Node | None = None) -> FastAPI:
+    """The app over a started node, which stays the caller's to close.
+
+    None while the node is being loaded: put it into `app.state.node` once it has started.
+    """
+    app = FastAPI(title="draftkeep", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.node = node
+    http_errors.install(app)
+    app.include_router(router)
+    app.include_router(api_router)
+    app.include_router(admin_router)
+    app.add_middleware(BodyLimit)
+    app.add_middleware(CountRequests)
+    return app
+
+
+@router.get("/healthz")
+@router.get("/health")
+async def healthz(request: Request) -> Response:
+    """200 while the process lives and its engine has not died."""
+    node: Node | None = request.app.state.node
+    return JSONResponse({}, status_code=200 if node is None or node.alive else 503)
+
+
+@router.get("/readyz")
+async def readyz(request: Request) -> Response:
+    """200 while requests are taken: not while the node is being loaded, nor once it stops."""
+    node: Node | None = request.app.state.node
+    return JSONResponse({}, status_code=200 if node is not None and node.ready else 503)
+
+
+@router.get("/version")
+async def version() -> Response:
+    """Which draftkeep this is."""
+    return JSONResponse({"version": __version__})
+
+
+@router.get("/metrics")
+async def metrics(node: MeasuredNode) -> Response:
+    """The node's counts, for Prometheus."""
+    # In a thread: the page takes milliseconds, and every stream would wait for them.
+    page = await run_in_threadpool(node.exposition.render)
+    return Response(page, media_type=CONTENT_TYPE)
