@@ -3,12 +3,12 @@
 They are kept for capture and delivered as log-probabilities, both from one top-k of the step's
 logits.
 
-Shapes: N logit rows of the pass, P of them picked, V target vocabulary, K entries kept, T tokens
-emitted.
+Shapes: N logit rows of the pass, P of them looked through, V target vocabulary, K entries kept, T
+tokens emitted.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -23,11 +23,12 @@ from draftkeep.serve.engine.request import RejectedBranch, TokenLogprob
 from draftkeep.serve.engine.row import Row
 
 Logprobs = tuple[TokenLogprob, ...] | None
+_DENSE = 0.75
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Which picked rows are one request's: the emitted positions, then a rejected branch's."""
+    """Which logit rows are one request's: the emitted positions, then a rejected branch's."""
 
     row: Row
     verdict: Verified
@@ -88,10 +89,10 @@ class Recorder:
     def _record(
         self, logits_NV: Tensor, rows: Sequence[Row], verdicts: Sequence[Verified | DraftkeepError]
     ) -> list[Logprobs]:
-        picked, places = self._pick(rows, verdicts)
-        if not picked:
+        places = self._pick(rows, verdicts)
+        if not places:
             return [None] * len(rows)
-        logits_PV = logits_NV if len(picked) == len(logits_NV) else logits_NV[picked]
+        logits_PV, places = _gathered(logits_NV, places)
         captures = [place for place in places if place.row.k]
         asked = [place for place in places if place.row.request.top_logprobs is not None]
         tops = [place.row.request.top_logprobs or 1 for place in asked]
@@ -103,8 +104,7 @@ class Recorder:
 
     def _pick(
         self, rows: Sequence[Row], verdicts: Sequence[Verified | DraftkeepError]
-    ) -> tuple[list[int], list[_Place]]:
-        picked: list[int] = []
+    ) -> list[_Place]:
         places: list[_Place] = []
         at = 0
         for row, verdict in zip(rows, verdicts, strict=True):
@@ -117,21 +117,38 @@ class Recorder:
                     _Place(
                         row=row,
                         verdict=verdict,
-                        first=len(picked),
+                        first=at,
                         count=count,
                         output_at=row.output_len,
                         drafts=tuple(row.drafts),
                     )
                 )
-                picked += range(at, at + count)
             at += width
-        return picked, places
+        return places
 
     def _give_up(self, rows: Sequence[Row], error: Exception) -> None:
         self._pending = None
         for row in rows:
             row.stop_capture()
         self._on_failure(rows, error)
+
+
+def _gathered(logits_NV: Tensor, places: list[_Place]) -> tuple[Tensor, list[_Place]]:
+    """logits_PV with the rows of `places`, and the places in it.
+
+    Neighbours are a view, and where most rows are wanted the few others come along: copying rows of
+    a whole vocabulary costs more than looking through them.
+    """
+    first, wanted = places[0].first, sum(place.count for place in places)
+    end = places[-1].first + places[-1].count
+    if wanted >= _DENSE * (end - first):
+        return logits_NV[first:end], [replace(place, first=place.first - first) for place in places]
+    picked: list[int] = []
+    moved = []
+    for place in places:
+        moved.append(replace(place, first=len(picked)))
+        picked += range(place.first, place.first + place.count)
+    return logits_NV[picked], moved
 
 
 def _narrowed(top: TopKLse, k: int) -> tuple[Tensor, Tensor, Tensor]:
