@@ -48,12 +48,15 @@ def speed_ratio(
     return Interval(value=float(_ratio(mine, theirs)), low=float(low), high=float(high))
 
 
-def mean_interval(values: Sequence[float]) -> Interval:
-    """The mean of N values and a bootstrap interval over them."""
-    values_N = np.array(values, float)
-    means_R = values_N[_picks(len(values_N))].mean(axis=1)
-    low, high = np.percentile(means_R, _TAILS)
-    return Interval(value=float(values_N.mean()), low=float(low), high=float(high))
+def share_interval(parts: Sequence[float], wholes: Sequence[float]) -> Interval:
+    """The sum of N parts over the sum of their wholes, and a bootstrap interval over the pairs."""
+    parts_N, wholes_N = np.array(parts, float), np.array(wholes, float)
+    if parts_N.shape != wholes_N.shape or not len(parts_N):
+        raise ValueError(f"pairs are needed, got {len(parts_N)} parts of {len(wholes_N)} wholes")
+    picks_RN = _picks(len(parts_N))
+    shares_R = parts_N[picks_RN].sum(axis=1) / wholes_N[picks_RN].sum(axis=1)
+    low, high = np.percentile(shares_R, _TAILS)
+    return Interval(value=float(parts_N.sum() / wholes_N.sum()), low=float(low), high=float(high))
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> Interval:

@@ -23,7 +23,8 @@ from transformers.utils import logging
 from bench.adapt_plan import AdaptPlan, shrunk
 from bench.peers import peers
 from bench.results import RESULTS_DIR, Row, append_rows
-from bench.serving_batch import batch_eight, capture_cost, overhead, rss
+from bench.serving_batch import batch_eight, overhead, rss
+from bench.serving_capture import capture_cost
 from bench.serving_setup import QUICK, Bench, Figure, Sizes
 from bench.serving_single import batch_one, domains
 from draftkeep.files import write_file

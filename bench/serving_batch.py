@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from bench.intervals import mean_interval, slope, speed_ratio
+from bench.intervals import share_interval, slope, speed_ratio
 from bench.serving_engine import Served
 from bench.serving_setup import AUTO, OFF, SLOTS, Bench, Figure
 from bench.serving_work import Prompt
@@ -68,40 +68,6 @@ def batch_eight(bench: Bench) -> list[Figure]:
             )
         )
     return figures
-
-
-def capture_cost(bench: Bench) -> list[Figure]:
-    """The share of tokens a second that keeping the top-k costs, by rounds of eight prompts."""
-    tokens: dict[bool, list[int]] = {True: [], False: []}
-    seconds: dict[bool, list[float]] = {True: [], False: []}
-    with bench.progress() as progress:
-        bar = progress.add_task("capture on and off", total=2 * bench.sizes.capture_rounds)
-        for number in range(bench.sizes.capture_rounds):
-            prompts = bench.home(SLOTS, skip=SLOTS * number)
-            for capture in (True, False) if number % 2 else (False, True):
-                count, took_s = _both(
-                    bench.engine.serve(prompts, speculation=AUTO, capture=capture)
-                )
-                tokens[capture].append(count)
-                seconds[capture].append(took_s)
-                progress.advance(bar)
-    ratio = speed_ratio(
-        tokens=tokens[True],
-        seconds=seconds[True],
-        other_tokens=tokens[False],
-        other_seconds=seconds[False],
-    )
-    lost = replace(ratio, value=1 - ratio.value, low=1 - ratio.high, high=1 - ratio.low)
-    return [
-        Figure(
-            metric="capture_cost",
-            value=lost.value,
-            unit="share of tokens/s",
-            against="the same requests without capture",
-            interval=lost,
-            conditions={"rounds": bench.sizes.capture_rounds, "at_a_time": SLOTS},
-        )
-    ]
 
 
 def overhead(bench: Bench) -> list[Figure]:
@@ -167,14 +133,15 @@ def _overhead(bench: Bench, prompts: list[Prompt], kind: str, at_a_time: int) ->
     total_s = sum(report.total_s for report in reports)
     draft_s = sum(report.draft_s for report in reports)
     verify_s = sum(report.verify_s for report in reports)
-    shares = [
-        (report.total_s - report.draft_s - report.verify_s) / report.total_s for report in reports
-    ]
+    share = share_interval(
+        [report.total_s - report.draft_s - report.verify_s for report in reports],
+        [report.total_s for report in reports],
+    )
     return Figure(
         metric="overhead_share",
-        value=(total_s - draft_s - verify_s) / total_s,
+        value=share.value,
         unit="share of step time",
-        interval=mean_interval(shares),
+        interval=share,
         conditions={
             "sampling": kind,
             "at_a_time": at_a_time,

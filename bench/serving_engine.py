@@ -3,6 +3,11 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
 
 from bench.serving_work import Prompt
 from draftkeep.errors import DraftkeepError
@@ -33,6 +38,14 @@ class Served:
         return sum(answer.steps for answer in self.answers)
 
     @property
+    def decoded(self) -> tuple[int, float]:
+        """Tokens after each answer's first step, which may bring several, and their seconds."""
+        return (
+            sum(row.emitted for step in self.reports for row in step.rows if not row.first),
+            sum(answer.finished_s - answer.first_s for answer in self.answers),
+        )
+
+    @property
     def ids(self) -> list[list[int]]:
         """Output token ids, answer by answer."""
         return [answer.output_ids_T.tolist() for answer in self.answers]
@@ -58,6 +71,7 @@ class BenchEngine:
         self._finished: dict[str, Finished] = {}
         self._reports: list[StepReport] = []
         self._number = 0
+        self._on_finish: Callable[[Finished], None] = _ignore
         self.engine = Engine(
             target.model,
             slots=slots,
@@ -83,21 +97,33 @@ class BenchEngine:
             )
         )
 
+    def use_export(self, directory: Path) -> None:
+        """Draft with a full-vocabulary export, the form that other engines load."""
+        model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+        vocab_ids = torch.arange(int(model.config.vocab_size))
+        self.engine.swap(DraftModel(model=model.eval(), vocab_ids=vocab_ids, digest=bytes(32)))
+
     def serve(
         self,
         prompts: Sequence[Prompt],
         *,
         speculation: Speculation | None = None,
         capture: bool = True,
+        tag: Callable[[], object] = lambda: None,
+        on_finish: Callable[[Finished], None] | None = None,
         on_done: Callable[[int], None] = lambda done: None,
     ) -> Served:
-        """Serve all prompts, as many at a time as there are slots. Raises what a request raises."""
+        """Serve all prompts, as many at a time as there are slots. Raises what a request raises.
+
+        `tag` makes each request's tag; `on_finish` hears of each answer in the engine's own step.
+        """
+        self._on_finish = on_finish or _ignore
         if speculation is not None:
             self.engine.set_speculation(speculation)
         self._finished.clear()
         self._reports.clear()
         started_s = self._clock()
-        names = [self._submit(prompt, capture) for prompt in prompts]
+        names = [self._submit(prompt, capture, tag()) for prompt in prompts]
         done = 0
         while self.engine.step():
             if len(self._finished) > done:
@@ -109,7 +135,7 @@ class BenchEngine:
             reports=tuple(self._reports),
         )
 
-    def _submit(self, prompt: Prompt, capture: bool) -> str:
+    def _submit(self, prompt: Prompt, capture: bool, tag: object) -> str:
         self._number += 1
         name = f"bench-{self._number}"
         self.engine.submit(
@@ -123,12 +149,18 @@ class BenchEngine:
                 on_error=_raise,
                 group=prompt.domain,
                 capture=capture,
+                tag=tag,
             )
         )
         return name
 
     def _keep(self, finished: Finished) -> None:
         self._finished[finished.request.request_id] = finished
+        self._on_finish(finished)
+
+
+def _ignore(finished: Finished) -> None:
+    pass
 
 
 def _raise(error: DraftkeepError) -> None:

@@ -35,7 +35,7 @@ class Sizes:
     single: int = 16
     domain: int = 12
     rounds: int = 5
-    capture_rounds: int = 10
+    capture_rounds: int = 20
     overhead: int = 8
     requests: int = 2000
     sample_every: int = 40
@@ -87,6 +87,7 @@ class Bench:
         self.sizes = sizes
         self.console = console
         self.clock = clock
+        self.cache_dir = cache_dir
         self._adaptation = Adaptation(plan, cache_dir, console)
 
     @cached_property
@@ -107,8 +108,15 @@ class Bench:
     @cached_property
     def engine(self) -> BenchEngine:
         """The engine with the adapted drafter, captures on, warmed up."""
+        return self._engine(full=False)
+
+    @cached_property
+    def full_engine(self) -> BenchEngine:
+        """The same with the drafter's full-vocabulary form, on a target of its own."""
+        return self._engine(full=True)
+
+    def _engine(self, *, full: bool) -> BenchEngine:
         target = load_target(self.plan.target)
-        drafter = self.adapted.load(target)
         engine = BenchEngine(
             target,
             slots=SLOTS,
@@ -117,7 +125,10 @@ class Bench:
             speculation=AUTO,
             clock=self.clock,
         )
-        engine.use(drafter)
+        if full:
+            engine.use_export(self.adapted.export_dir)
+        else:
+            engine.use(self.adapted.load(target))
         warm = self.home(self.sizes.warm, skip=0)
         for prompt in warm:
             for mode in (AUTO, OFF):

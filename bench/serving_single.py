@@ -3,7 +3,7 @@ in turn, and against itself on every domain."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bench.agreement import agreement
 from bench.intervals import Interval, speed_ratio
@@ -21,6 +21,8 @@ class Runs:
     seconds: list[float] = field(default_factory=list)
     ids: list[list[int]] = field(default_factory=list)
     passes: int = 0
+    decoded: int = 0
+    decode_s: float = 0.0
     tested: int = 0
     accepted: int = 0
 
@@ -33,9 +35,15 @@ class Runs:
     def add_served(self, served: Served) -> None:
         """One answer of the engine."""
         self.add(served.ids[0], served.seconds)
+        self.add_decoded(*served.decoded)
         self.passes += served.passes
         self.tested += sum(answer.tested for answer in served.answers)
         self.accepted += sum(answer.accepted for answer in served.answers)
+
+    def add_decoded(self, tokens: int, seconds: float) -> None:
+        """Tokens of an answer after its first, and what they alone took."""
+        self.decoded += tokens
+        self.decode_s += seconds
 
     def over(self, other: "Runs") -> Interval:
         """Tokens a second of this way over the other's."""
@@ -47,9 +55,19 @@ class Runs:
         )
 
     @property
+    def acceptance(self) -> float:
+        """The share of compared drafts that agreed with the target."""
+        return self.accepted / max(1, self.tested)
+
+    @property
     def rate(self) -> float:
         """Tokens a second."""
         return sum(self.tokens) / sum(self.seconds)
+
+    @property
+    def decode_rate(self) -> float:
+        """Tokens a second without prefill; 0 where no answer had a second token."""
+        return self.decoded / self.decode_s if self.decode_s > 0 else 0.0
 
 
 def batch_one(bench: Bench) -> list[Figure]:
@@ -59,11 +77,16 @@ def batch_one(bench: Bench) -> list[Figure]:
         "auto": lambda prompt, runs: runs.add_served(
             bench.engine.serve([prompt], speculation=AUTO)
         ),
+        "auto full": lambda prompt, runs: runs.add_served(
+            bench.full_engine.serve([prompt], speculation=AUTO)
+        ),
         "off": lambda prompt, runs: runs.add_served(bench.engine.serve([prompt], speculation=OFF)),
         "generate": lambda prompt, runs: _plain(bench, prompt, runs),
     }
     for schedule in SCHEDULES:
         ways[_name(schedule)] = _assisted(bench, schedule)
+    # Loaded and warmed up here, so that no prompt's first turn pays for it.
+    bench.engine, bench.full_engine, bench.peer  # noqa: B018
     runs = alternate(bench, prompts, ways, title="one at a time")
     return _batch_one_figures(bench, prompts, runs)
 
@@ -135,42 +158,53 @@ def domains(bench: Bench) -> list[Figure]:
 def _batch_one_figures(
     bench: Bench, prompts: Sequence[Prompt], runs: dict[str, Runs]
 ) -> list[Figure]:
-    auto, off, plain = runs["auto"], runs["off"], runs["generate"]
+    auto, full, off, plain = (runs[name] for name in ("auto", "auto full", "off", "generate"))
     best = max((_name(schedule) for schedule in SCHEDULES), key=lambda name: runs[name].rate)
     same = {
+        "auto full": agreement(bench.target, prompts, auto.ids, full.ids).text(),
         "off": agreement(bench.target, prompts, auto.ids, off.ids).text(),
         "generate": agreement(bench.target, prompts, auto.ids, plain.ids).text(),
         best: agreement(bench.target, prompts, auto.ids, runs[best].ids).text(),
     }
     shared: dict[str, object] = {
         "prompts": len(prompts),
-        "acceptance": auto.accepted / max(1, auto.tested),
+        "acceptance": auto.acceptance,
         "same_answers": same,
         "tokens_per_s": {name: round(found.rate, 2) for name, found in runs.items()},
-        "prefill": "included",
+        "decode_tokens_per_s": {
+            name: round(runs[name].decode_rate, 2)
+            for name in ("auto", "auto full", "off", "generate")
+        },
+        "prefill": "included, but for decode_tokens_per_s",
     }
+    generate = "transformers generate, greedy"
+    assisted = f"transformers assisted generation, {best} (the fastest)"
     ratios = (
-        ("speedup_batch1", off, "the same engine without speculation"),
-        ("vs_generate", plain, "transformers generate, greedy"),
-        ("vs_assisted", runs[best], f"transformers assisted generation, {best} (the fastest)"),
+        ("speedup_batch1", "trimmed", off, "the same engine without speculation"),
+        ("vs_generate", "trimmed", plain, generate),
+        ("vs_assisted", "trimmed", runs[best], assisted),
+        ("vs_generate", "full", plain, generate),
+        ("vs_assisted", "full", runs[best], assisted),
     )
     return [
         Figure(
             metric="tokens_per_pass",
             value=sum(auto.tokens) / auto.passes,
             unit="tokens/pass",
-            conditions=shared,
+            conditions=shared | {"drafter": "trimmed"},
         ),
         *(
             Figure(
                 metric=metric,
-                value=auto.over(other).value,
+                value=found.value,
                 unit="ratio",
                 against=against,
-                interval=auto.over(other),
-                conditions=shared,
+                interval=found,
+                conditions=shared | {"drafter": drafter, "acceptance": mine.acceptance},
             )
-            for metric, other, against in ratios
+            for metric, drafter, other, against in ratios
+            for mine in (full if drafter == "full" else auto,)
+            for found in (mine.over(other),)
         ),
     ]
 
@@ -186,6 +220,8 @@ def _assisted(bench: Bench, schedule: tuple[str, int]) -> Callable[[Prompt, Runs
 def _plain(bench: Bench, prompt: Prompt, runs: Runs) -> None:
     made = bench.peer.plain(prompt)
     runs.add(made.ids, made.seconds)
+    first = bench.peer.plain(replace(prompt, max_tokens=1))
+    runs.add_decoded(len(made.ids) - 1, made.seconds - first.seconds)
 
 
 def _name(schedule: tuple[str, int]) -> str:

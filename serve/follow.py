@@ -133,12 +133,15 @@ class ChannelFollower:
         return True
 
     def _load(self, digest: bytes) -> DraftModel:
+        embedding_VC = self._target.model.get_input_embeddings().weight
         drafter = load_drafter(
             self._registry.path(digest),
             gate_public=self._gate_public(),
             expect_tokenizer=self._target.tokenizer_fingerprint,
             expect_vocab=self._target.vocab,
-            share_embeddings=self._target.model.get_input_embeddings().weight,
+            share_embeddings=embedding_VC,
+            device=embedding_VC.device,
+            dtype=embedding_VC.dtype,
         )
         if drafter.manifest.target != self._target.target_fingerprint.hex():
             raise ModelError(

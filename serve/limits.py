@@ -124,6 +124,10 @@ class Limits:
 
         return Ticket(close)
 
+    def most_tokens(self, tenant: str) -> int | None:
+        """The most tokens that one request of the tenant may want; None where nothing bounds it."""
+        return self._tenants[tenant].most_tokens
+
     def usage(self) -> dict[str, dict[str, int]]:
         """What each tenant used, for the administrator."""
         with self._lock:
@@ -138,6 +142,7 @@ class _Tenant:
         self._concurrent = limits.concurrent
         self._requests = _bucket(limits.requests_per_minute, now_s)
         self._tokens = _bucket(limits.tokens_per_minute, now_s)
+        self.most_tokens = limits.tokens_per_minute
 
     def check(self, choices: int, tokens: int, now_s: float) -> None:
         """Raise where the request may not enter."""

@@ -215,10 +215,18 @@ class Node:
             _log.error("expired keys are not destroyed yet: %s", error)
 
     def _finished(self, finished: Finished) -> None:
-        self.groups.add(finished)
-        self.metrics.finished(finished)
-        self.requests.finished(finished)
-        self.capture.finished(finished)
+        """Tell everyone; a counter that fails must not cost a trace."""
+        observers: tuple[tuple[str, Callable[[Finished], None]], ...] = (
+            ("counting a group", self.groups.add),
+            ("a metric", self.metrics.finished),
+            ("the request log", self.requests.finished),
+            ("capture", self.capture.finished),
+        )
+        for kind, observe in observers:
+            try:
+                observe(finished)
+            except Exception as error:
+                self._problems.problem(kind, error)
 
     def _open_keyring(self) -> Keyring | None:
         """None where it cannot be used. Erasure and deadlines need it without capture, too."""

@@ -173,22 +173,27 @@ def load_drafter(
     expect_tokenizer: bytes | None = None,
     expect_vocab: int | None = None,
     share_embeddings: Tensor | None = None,
+    device: torch.device | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Drafter:
     """Verify and load a drafter directory. What is verified are the very bytes that are loaded.
 
     Checks, in this order: only known files, the digest against the directory's name, the gate's
     signature (`gate_public` None leaves it out: for a job that loads its own work), the manifest,
     the tokenizer's fingerprint, config, tensor names, shapes, dtype and finite values.
-    `expect_vocab` is V. Where `share_embeddings` (V, C) equals the stored embeddings it is used
-    in their place, and must not be changed. Raises ModelError with the reason; nothing is loaded
-    through pickle.
+    `expect_vocab` is V. The model is put on `device` (None: the CPU) in `dtype` (None: the one it
+    was saved in); `vocab_ids` stays on the CPU. Where `share_embeddings` (V, C) lies there in that
+    dtype and equals the stored embeddings it is used in their place, and must not be changed.
+    Raises ModelError with the reason; nothing is loaded through pickle.
     """
     digest, files = read_verified(directory)
     if gate_public is not None:
         check_signature(files.get(SIGNATURE_FILE, b""), digest, gate_public)
     manifest = decode_manifest(need(files, MANIFEST_FILE))
     _check_tokenizer(manifest, files, expect_tokenizer)
-    model, vocab_ids_D = _unpack(files, manifest, share_embeddings)
+    model, vocab_ids_D = _unpack(
+        files, manifest, share_embeddings, device=device or torch.device("cpu"), dtype=dtype
+    )
     total = int(model.config.vocab_size)
     if expect_vocab is not None and total != expect_vocab:
         raise ModelError(
@@ -226,7 +231,12 @@ def _pack(drafter: Drafter) -> bytes:
 
 
 def _unpack(
-    files: Mapping[str, bytes], manifest: Manifest, share_embeddings: Tensor | None
+    files: Mapping[str, bytes],
+    manifest: Manifest,
+    share_embeddings: Tensor | None,
+    *,
+    device: torch.device,
+    dtype: torch.dtype | None,
 ) -> tuple[Any, Tensor]:
     try:
         tensors = safetensors.torch.load(need(files, WEIGHTS_FILE))
@@ -241,12 +251,31 @@ def _unpack(
     vocab_ids_D = tensors.pop(VOCAB_TENSOR).to(torch.int64)
     check_vocab_ids(vocab_ids_D, total=int(config.vocab_size))
     _check_shapes(tensors, config, vocab_ids_D, manifest)
+    if dtype is not None:
+        tensors = {name: _converted(name, tensor, dtype) for name, tensor in tensors.items()}
     embedding_VC = tensors.pop(_EMBEDDING)
-    if share_embeddings is not None and torch.equal(share_embeddings, embedding_VC):
+    if share_embeddings is not None and _same(share_embeddings, embedding_VC, device):
         embedding_VC = share_embeddings.detach()
     model = build_network(config, embedding_VC=embedding_VC, head_DC=tensors.pop(_HEAD))
     _fill(model, tensors)
-    return model, vocab_ids_D
+    return model.to(device), vocab_ids_D
+
+
+def _converted(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    converted = tensor.to(dtype)
+    if not bool(torch.isfinite(converted).all()):
+        raise ModelError(
+            f"{name} holds values too large for {dtype}; serve this drafter with a dtype of wider "
+            "range, bfloat16 or float32"
+        )
+    return converted
+
+
+def _same(shared_VC: Tensor, stored_VC: Tensor, device: torch.device) -> bool:
+    """Whether the shared tensor can stand for the stored one on that device."""
+    if shared_VC.device != device or shared_VC.dtype != stored_VC.dtype:
+        return False
+    return torch.equal(shared_VC.cpu(), stored_VC)
 
 
 def _check_shapes(

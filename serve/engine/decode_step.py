@@ -58,7 +58,7 @@ class DecodeStep:
         started = self._clock()
         logits_NV = target_pass(self._target, rows)
         if logits_NV.is_cuda:
-            torch.cuda.synchronize(logits_NV.device)
+            torch.cuda.current_stream(logits_NV.device).synchronize()
         verify_s = self._clock() - started
         verdicts = judge(logits_NV, rows, verification=self._verification)
         width = 1 + max(len(row.drafts) for row in rows)

@@ -161,6 +161,7 @@ class Engine:
                 packing=self._packing,
                 verification=self._verification,
                 clock=self._clock,
+                on_problem=self._callers.problem,
             )
         # Before the swap is seen: the engine may lose this drafter at once.
         self._speculator.lost = b""

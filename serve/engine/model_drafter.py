@@ -31,8 +31,8 @@ class ModelDrafter:
     """A drafter with its own runner and cache, ready to be swapped in.
 
     Raises ModelError where it does not fit a target of `target_vocab` ids. `context` is how many
-    positions it can read, at most the engine's; rows beyond that are not drafted for. Used by one
-    thread at a time.
+    positions it can read, at most the engine's; rows beyond that are not drafted for. `on_problem`
+    hears of what its passes survived. Used by one thread at a time.
     """
 
     def __init__(
@@ -45,15 +45,20 @@ class ModelDrafter:
         packing: Packing = "measured",
         verification: Verification = "coupled",
         clock: Callable[[], float] = time.monotonic,
+        on_problem: Callable[[str, BaseException], None] = lambda kind, error: None,
     ) -> None:
         self._ids_D = draftable(drafter, target_vocab)
         self._reads = readable(drafter.model)
-        limit = int(getattr(drafter.model.config, "max_position_embeddings", context))
+        limit = int(getattr(drafter.model.config, "max_position_embeddings", None) or context)
         self.context = min(context, limit)
         self.digest = drafter.digest
         try:
             self.runner = ModelRunner(
-                drafter.model, slots=slots, context=self.context, packing=packing
+                drafter.model,
+                slots=slots,
+                context=self.context,
+                packing=packing,
+                on_problem=on_problem,
             )
         except (RuntimeError, IndexError, TypeError, ValueError) as error:
             raise ModelError(

@@ -4,7 +4,7 @@ Shapes: N logit rows of the pass (drafts + 1 of each request, one request after 
 vocabulary, W one request's rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,25 +44,51 @@ def judge(
     """
     plain = [row.request.sampling.plain_argmax for row in rows]
     best_N, values_N = _best(logits_NV) if any(plain) else ([], [])
-    host_NV = None if all(plain) else logits_NV.cpu().numpy()
+    spans = list(_spans(rows))
+    drawn = host_rows(
+        logits_NV, [span for span, greedy in zip(spans, plain, strict=True) if not greedy]
+    )
     rejection = verification == "rejection"
     rule = _rejection if rejection else _coupled
     verdicts: list[Verified | DraftkeepError] = []
+    for row, span in zip(rows, spans, strict=True):
+        sampling = row.request.sampling
+        try:
+            if sampling.plain_argmax:
+                verdict = verify_argmax(best_N[span], values_N[span], row.drafts, sampling)
+                verdicts.append(certain(verdict) if rejection else verdict)
+            else:
+                verdicts.append(rule(next(drawn), row))
+        except DraftkeepError as error:
+            verdicts.append(error)
+    return verdicts
+
+
+def host_rows(logits_NV: Tensor, spans: Sequence[slice]) -> Iterator[NDArray[np.float32]]:
+    """Those rows of the pass, span by span, on the host: on the CPU views, else one copy."""
+    if logits_NV.is_cpu:
+        return iter([logits_NV[span].numpy() for span in spans])
+    return gathered(logits_NV, spans)
+
+
+def gathered(logits_NV: Tensor, spans: Sequence[slice]) -> Iterator[NDArray[np.float32]]:
+    """Those rows of the pass, span by span, through one copy that holds no others."""
+    indices = [index for span in spans for index in range(span.start, span.stop)]
+    if not indices:
+        return iter(())
+    whole = len(indices) == len(logits_NV)
+    host = (logits_NV if whole else logits_NV[indices]).cpu().numpy()
+    ends = np.cumsum([span.stop - span.start for span in spans])
+    return iter(np.split(host, ends[:-1]))
+
+
+def _spans(rows: Sequence[Row]) -> Iterator[slice]:
+    """Which rows of the pass are each request's."""
     at = 0
     for row in rows:
         width = len(row.drafts) + 1
-        sampling = row.request.sampling
-        try:
-            if host_NV is None or sampling.plain_argmax:
-                best, values = best_N[at : at + width], values_N[at : at + width]
-                verdict = verify_argmax(best, values, row.drafts, sampling)
-                verdicts.append(certain(verdict) if rejection else verdict)
-            else:
-                verdicts.append(rule(host_NV[at : at + width], row))
-        except DraftkeepError as error:
-            verdicts.append(error)
+        yield slice(at, at + width)
         at += width
-    return verdicts
 
 
 def _best(logits_NV: Tensor) -> tuple[list[int], list[float]]:

@@ -5,7 +5,7 @@ import random
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
@@ -50,6 +50,7 @@ async def answer(
     Raises what the tenant's limits and the engine's `submit` raise.
     """
     reply = _reply(node, request, body, prompts)
+    prompts = _within_limit(node, tenant, body, prompts)
     # Choice i of a prompt has the noise of choice i, whatever other prompts come with it.
     wanted = [(prompt, choice) for prompt in prompts for choice in range(body.choices)]
     generation = _start(node, tenant, body, reply, wanted)
@@ -78,6 +79,25 @@ def _reply(
     )
 
 
+def _within_limit(
+    node: Node,
+    tenant: TenantPolicy,
+    body: ChatRequest | CompletionRequest,
+    prompts: Sequence[Prompt],
+) -> Sequence[Prompt]:
+    """The prompts, where the client set no bound with answers that the tenant's limit allows.
+
+    Without it an answer could take the whole context, which may be more than a minute's tokens.
+    """
+    most = node.limits.most_tokens(tenant.name)
+    if body.token_cap is not None or most is None:
+        return prompts
+    left = most - sum(len(prompt.ids) for prompt in prompts)
+    # A prompt that leaves nothing is refused by the limit itself.
+    share = max(1, left // (len(prompts) * body.choices))
+    return [replace(prompt, cap=min(prompt.cap, share)) for prompt in prompts]
+
+
 def _start(
     node: Node,
     tenant: TenantPolicy,
@@ -98,8 +118,7 @@ def _start(
     try:
         requests = []
         for prompt, number in wanted:
-            tag = _capture_tag(node, tenant, body, reply)
-            choice = _choice(generation, node, body, reply, tag)
+            choice, tag = _choice(generation, node, tenant, body, reply)
             requests.append(
                 EngineRequest(
                     request_id=choice.request_id,
@@ -128,13 +147,16 @@ def _start(
 def _choice(
     generation: Generation,
     node: Node,
+    tenant: TenantPolicy,
     body: ChatRequest | CompletionRequest,
     reply: Reply,
-    tag: CaptureTag | None,
-) -> Choice:
+) -> tuple[Choice, CaptureTag | None]:
+    """One more choice of the generation, which settles its tag from here on."""
+    request_id = f"{reply.response_id.hex()}-{generation.size}"
     text = ChoiceText(node.target.tokenizer, stops=body.stops, min_tokens=body.min_tokens or 0)
-    delivery = tag.delivery if tag is not None else None
-    return generation.add(f"{reply.response_id.hex()}-{generation.size}", text, delivery)
+    # The tag last: nothing may fail between its admission and the generation that settles it.
+    tag = _capture_tag(node, tenant, body, reply)
+    return generation.add(request_id, text, None if tag is None else tag.delivery), tag
 
 
 def _capture_tag(
@@ -212,6 +234,7 @@ async def _stream(
             reply.opening(index, echo) for index, echo in enumerate(echoes) if reply.chat or echo
         ],
         write=padding.line if body.padded else event_line,
+        ready=lambda: node.ready,
     )
     if node.release == "immediate":
         async for event in events:

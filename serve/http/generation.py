@@ -21,7 +21,7 @@ class Choice:
 
     Where it has stop strings its text is read in the engine's thread, so that the engine can end it
     at the token that completes one; otherwise in the event loop. `delivery` is told how it ended;
-    None for a choice that is not captured. `tokens` counts what the event loop has read.
+    None for a choice that is not captured. `tokens` counts what the engine has made of it.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class Choice:
     def on_tokens(self, emission: Emission) -> None:
         """Called in the engine's thread."""
         if not self._text.has_stops:
+            self.tokens += len(emission.tokens)
             self._push(emission)
             return
         try:
@@ -53,6 +54,7 @@ class Choice:
             # The engine drops a request whose callback raises, without another word.
             self.on_error(error)
             raise
+        self.tokens += len(update.pieces)
         if update.stop_at is not None:
             self._engine.end(self.request_id, update.stop_at)
         self._push(update)
@@ -65,7 +67,6 @@ class Choice:
     def read(self, item: Emission | Update) -> Update:
         """What the item adds; called in the event loop. ModelError where it cannot be decoded."""
         update = self._decode(item) if isinstance(item, Emission) else item
-        self.tokens += len(update.pieces)
         self.over = update.finish is not None
         return update
 
@@ -92,7 +93,7 @@ class Generation:
     """All choices of one request: `add` them, `start`, iterate `updates`, and `close` it whatever
     happened. Belongs to the event loop it was made in.
 
-    `on_close(tokens)` hears once how many output tokens were read.
+    `on_close(tokens)` hears once how many output tokens were generated, read or not.
     """
 
     def __init__(self, engine: Engine, *, on_close: Callable[[int], None]) -> None:

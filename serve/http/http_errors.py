@@ -30,8 +30,10 @@ _STATUS: tuple[tuple[type[DraftkeepError], int, str, str | None], ...] = (
 )
 
 
-def error_body(error: DraftkeepError) -> tuple[int, dict[str, object]]:
-    """(status, body) of an error."""
+def error_body(error: DraftkeepError, *, ready: bool) -> tuple[int, dict[str, object]]:
+    """(status, body) of an error. A node that is not `ready` is unavailable, not busy."""
+    if isinstance(error, BusyError) and not ready:
+        error = UnavailableError(str(error))
     status, kind, code = 500, "server_error", None
     for known, its_status, its_kind, its_code in _STATUS:
         if isinstance(error, known):
@@ -48,11 +50,10 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(DraftkeepError)
     async def _ours(request: Request, error: DraftkeepError) -> JSONResponse:
-        if isinstance(error, BusyError) and not request.app.state.node.ready:
-            error = UnavailableError(str(error))
-        status, body = error_body(error)
+        node = request.app.state.node
+        status, body = error_body(error, ready=node is not None and node.ready)
         headers = None
-        if isinstance(error, BusyError):
+        if isinstance(error, BusyError) and status == 429:
             headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
         return JSONResponse(body, status_code=status, headers=headers)
 
@@ -69,8 +70,9 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def _unexpected(request: Request, error: Exception) -> JSONResponse:
-        # The type alone: an unexpected error's text may hold anything.
-        _log.error("unexpected %s on %s", type(error).__name__, request.url.path)
+        # The type and the route's pattern alone: the error's text and the path may hold anything.
+        route = getattr(request.scope.get("route"), "path", "no route")
+        _log.error("unexpected %s on %s", type(error).__name__, route)
         return JSONResponse(_body("internal error", "server_error", None), status_code=500)
 
 

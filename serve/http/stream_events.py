@@ -25,7 +25,8 @@ class Event:
 
 
 class StreamEvents:
-    """Iterates the events of `generation`. `write` makes a line of an event's JSON.
+    """Iterates the events of `generation`. `write` makes a line of an event's JSON, `ready` tells
+    whether the node takes requests.
 
     An event per token, never per step: one per step would tell what was accepted. An error after
     the first event is an event of its own. The stream's owner closes `generation`.
@@ -38,11 +39,13 @@ class StreamEvents:
         *,
         openings: Sequence[dict[str, Any]],
         write: Callable[[dict[str, Any]], str],
+        ready: Callable[[], bool],
     ) -> None:
         self._generation = generation
         self._reply = reply
         self._openings = openings
         self._write = write
+        self._ready = ready
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         for opening in self._openings:
@@ -56,7 +59,7 @@ class StreamEvents:
             if self._reply.with_usage:
                 yield Event(line=self._write(self._reply.usage(tokens)))
         except DraftkeepError as error:
-            yield Event(line=event_line(error_body(error)[1]))
+            yield Event(line=event_line(error_body(error, ready=self._ready())[1]))
         yield Event(line=DONE)
 
     def filler(self, index: int) -> str:

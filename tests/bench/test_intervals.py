@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.intervals import mean_interval, slope, speed_ratio
+from bench.intervals import share_interval, slope, speed_ratio
 
 
 def _pairs(rng: Any, count: Any, *, faster: Any, noise: Any) -> Any:
@@ -47,10 +47,18 @@ def test_unpaired_runs_are_refused() -> None:
         speed_ratio(tokens=[], seconds=[], other_tokens=[], other_seconds=[])
 
 
-def test_means_and_slopes() -> None:
-    found = mean_interval([1.0, 2.0, 3.0])
-    assert found.value == pytest.approx(2.0)
-    assert found.low < 2.0 < found.high
+def test_the_share_is_of_sums_and_lies_in_its_interval() -> None:
+    # One long step holds most of the time: the mean of the shares, 0.81, is far from the share.
+    found = share_interval([0.9] * 9 + [0.0], [1.0] * 9 + [100.0])
+    assert found.value == pytest.approx(8.1 / 109)
+    assert found.low <= found.value <= found.high
+    with pytest.raises(ValueError, match="pairs"):
+        share_interval([], [])
+    with pytest.raises(ValueError, match="pairs"):
+        share_interval([1.0], [1.0, 2.0])
+
+
+def test_slopes() -> None:
     line = slope([0, 1, 2, 3], [5.0, 7.0, 9.0, 11.0])
     assert line.value == line.low == line.high == pytest.approx(2.0)
     rng = np.random.default_rng(5)

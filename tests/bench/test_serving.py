@@ -11,6 +11,7 @@ import pytest
 from bench.adapt_plan import AdaptPlan, shrunk
 from bench.peers import PeerResult, read_result
 from bench.serving import Journal, main
+from bench.serving_setup import SLOTS
 from bench.serving_traces import TraceFile, opened, split
 from bench.serving_work import ALL_DOMAINS, HOME, UNSEEN, domain_named, draw_texts
 from draftkeep.cli.demo.workload import DOMAINS
@@ -116,7 +117,7 @@ def test_a_small_run_writes_its_rows_and_keeps_the_drafter(
 ) -> None:
     cache, results = tmp_path / "cache", tmp_path / "results"
     fixed = ["--quick", "--threads", "1", "--cache-dir", str(cache), "--results-dir", str(results)]
-    assert main([*fixed, "--only", "adapt", "batch1", "batch8"]) == 0
+    assert main([*fixed, "--only", "adapt", "batch1", "batch8", "capture"]) == 0
     rows = [json.loads(line) for line in (results / "serving.jsonl").read_text().splitlines()]
     found = {row["metric"]: row for row in rows}
     assert set(found) == {
@@ -128,8 +129,16 @@ def test_a_small_run_writes_its_rows_and_keeps_the_drafter(
         "vs_assisted",
         "batch8_vs_assisted",
         "batch8_vs_plain",
+        "capture_cost",
     }
+    captured = found["capture_cost"]["conditions"]
+    assert captured["acknowledged"] == SLOTS * (captured["rounds"] + 1)
+    assert captured["dropped"] == {}
+    heads = [row["conditions"]["drafter"] for row in rows if row["metric"] == "vs_assisted"]
+    assert heads == ["trimmed", "full"]
     single = found["vs_assisted"]
+    ways = {"auto", "auto full", "off", "generate"}
+    assert set(single["conditions"]["decode_tokens_per_s"]) == ways
     assert all("identical" in text for text in single["conditions"]["same_answers"].values())
     low, high = single["conditions"]["interval_95"]
     assert low <= single["value"] <= high

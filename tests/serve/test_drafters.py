@@ -1,6 +1,7 @@
 """What the engine asks of any drafter, asked of every drafter there is."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,14 @@ import pytest
 from draftkeep.kernels.coupled import Verified, choose
 from draftkeep.kernels.noise import DRAFT, gumbel
 from draftkeep.kernels.sampling import Sampling
+from draftkeep.serve.engine import model_drafter
 from draftkeep.serve.engine.drafting import Drafter
 from draftkeep.serve.engine.model_drafter import ModelDrafter
 from draftkeep.serve.engine.ngram import NgramDrafter
 from draftkeep.serve.engine.request import Request
 from draftkeep.serve.engine.row import Row
+from draftkeep.serve.passes.graphs import FixedPasses
+from draftkeep.serve.passes.runner import ModelRunner
 
 VOCAB, CONTEXT, SLOTS = 48, 64, 4
 KINDS = ("copy", "trimmed", "noisy", "n-gram")
@@ -132,6 +136,35 @@ def test_room_is_never_passed(lab: Any, kind: Any, rule: Any) -> None:
         assert 0 <= room <= row.remaining
         (drafts,) = _propose(drafter, [row], [room])
         assert len(drafts) <= room
+
+
+def test_a_config_without_a_limit_reads_the_whole_context(lab: Any) -> None:
+    draft = lab.drafter("copy")
+    # Some families allow None; the config of this one would not take it as an attribute.
+    vars(draft.model.config)["max_position_embeddings"] = None
+    drafter = ModelDrafter(draft, target_vocab=VOCAB, slots=SLOTS, context=CONTEXT, packing="never")
+    assert drafter.context == CONTEXT
+    assert any(_propose(drafter, _rows(), [2] * SLOTS))
+
+
+def test_the_engine_tells_what_a_drafters_passes_survived(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph that cannot be captured costs the graphs alone, and is told once."""
+
+    def refused(passes: FixedPasses, width: int, view: int) -> None:
+        raise RuntimeError("zebra")
+
+    monkeypatch.setattr(FixedPasses, "_prepare", refused)
+    monkeypatch.setattr(model_drafter, "ModelRunner", partial(ModelRunner, graphs="fixed"))
+    told: list[tuple[str, type[BaseException]]] = []
+    engine = lab.engine(
+        drafter="copy", on_problem=lambda kind, error: told.append((kind, type(error)))
+    )
+    outputs = lab.run(engine, [lab.request("a", PROMPTS[0])])
+    assert told == [("a CUDA graph", RuntimeError)]
+    assert engine.stats().tested > 0
+    assert outputs == lab.run(lab.engine(), [lab.request("a", PROMPTS[0])])
 
 
 def test_nothing_follows_an_ending_draft(lab: Any, kind: Any, rule: Any) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from draftkeep.kernels.sampling import Sampling
+from draftkeep.serve.engine.ngram import NgramDrafter
 from draftkeep.serve.engine.request import Finished, How
 
 K = 8
@@ -21,10 +22,14 @@ def _finished(
     swap_at: Any = None,
     capture: Any = True,
     turns: Any = None,
+    rule: Any = "coupled",
 ) -> Any:
     """Four requests, together or (`turns`) taking turns in two slots."""
     out: list[Finished] = []
     options = {"clock": turns, "preempt_after_s": 1.5, "slots": 2} if turns else {}
+    options["verification"] = rule
+    if drafter == "n-gram":
+        options["floor"], drafter = NgramDrafter(2, 1), "none"
     engine = lab.engine(
         drafter=drafter, on_finish=out.append, capture_k=K, capture_branches=branches, **options
     )
@@ -48,16 +53,25 @@ def _logprobs(lab: Any, tokens: Any) -> Any:
     return torch.from_numpy(lab.logits(tokens)).log_softmax(-1).numpy()
 
 
-@pytest.mark.parametrize("drafter", ["none", "copy", "noisy", "random"])
+def _tail(rows: Any) -> Any:
+    """The log of the mass outside the `K` best of every row."""
+    best = np.sort(rows.astype(np.float64), axis=-1)[:, ::-1][:, :K]
+    return np.log1p(-np.exp(best).sum(-1))
+
+
+@pytest.mark.parametrize("rule", ["coupled", "rejection"])
+@pytest.mark.parametrize("drafter", ["none", "copy", "noisy", "random", "n-gram"])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("disturbed", [False, True])
 def test_equals_a_fresh_teacher_forced_pass(
-    lab: Any, clock: Any, drafter: Any, temperature: Any, disturbed: Any
+    lab: Any, clock: Any, drafter: Any, temperature: Any, disturbed: Any, rule: Any
 ) -> None:
     """Also where requests take turns in two slots and the drafter is swapped in between."""
     sampling = Sampling(temperature=temperature, top_p=0.9, presence_penalty=0.2)
     disturbance = {"turns": clock, "swap_at": 3} if disturbed else {}
-    for finished in _finished(lab, drafter=drafter, sampling=sampling, **disturbance):
+    tested = 0
+    for finished in _finished(lab, drafter=drafter, sampling=sampling, rule=rule, **disturbance):
+        tested += finished.tested
         prompt, output = finished.request.prompt_ids, finished.output_ids_T.tolist()
         rows = _logprobs(lab, [*prompt, *output])[len(prompt) - 1 : -1]
         assert finished.ids_TK.shape == (len(output), K)
@@ -66,18 +80,22 @@ def test_equals_a_fresh_teacher_forced_pass(
         )
         best = np.sort(rows, axis=-1)[:, ::-1][:, :K]
         np.testing.assert_allclose(best, finished.logprobs_TK, atol=1e-4)
-        tail = np.log1p(-np.exp(best.astype(np.float64)).sum(-1))
-        np.testing.assert_allclose(finished.tail_T, tail, atol=1e-3)
+        np.testing.assert_allclose(finished.tail_T, _tail(rows), atol=1e-3)
+    assert (tested > 0) == (drafter != "none" or disturbed)
 
 
+@pytest.mark.parametrize("rule", ["coupled", "rejection"])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("drafter", ["noisy", "random", "n-gram"])
 @pytest.mark.parametrize("disturbed", [False, True])
 def test_rejected_branches_hold_the_distributions_behind_the_rejected_draft(
-    lab: Any, clock: Any, disturbed: Any
+    lab: Any, clock: Any, drafter: Any, temperature: Any, disturbed: Any, rule: Any
 ) -> None:
     seen = 0
+    sampling = Sampling(temperature=temperature)
     disturbance = {"turns": clock, "swap_at": 5} if disturbed else {}
-    first = "random" if disturbed else "noisy"
-    for finished in _finished(lab, drafter=first, branches=True, **disturbance):
+    options = {"sampling": sampling, "branches": True, "rule": rule, **disturbance}
+    for finished in _finished(lab, drafter=drafter, **options):
         prompt, output = list(finished.request.prompt_ids), finished.output_ids_T.tolist()
         for branch in finished.branches:
             drafts = branch.draft_ids_N.tolist()
@@ -87,7 +105,7 @@ def test_rejected_branches_hold_the_distributions_behind_the_rejected_draft(
             np.testing.assert_allclose(
                 np.take_along_axis(rows, branch.ids_NK, -1), branch.logprobs_NK, atol=1e-4
             )
-            assert len(branch.tail_N) == len(drafts)
+            np.testing.assert_allclose(branch.tail_N, _tail(rows), atol=1e-3)
             seen += len(drafts)
         assert len(finished.branches) == int((finished.how_T == How.CORRECTED).sum())
     assert seen > 10

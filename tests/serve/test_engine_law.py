@@ -1,8 +1,9 @@
 """Sampled output follows the target's exact joint law, and broken rules are caught by the test.
 
-The law of three tokens over five ids is enumerated from the plain model by code that shares nothing
-with the engine. A chi-square test compares it with many seeds through the real engine. Seeds are
-fixed, so the result is too: a right rule must give p > 1e-3 and a broken one p < 1e-6.
+The law of up to three tokens over five ids is enumerated from the plain model and the plain
+processors, which share nothing with the engine. A chi-square test compares it with many seeds
+through the real engine. Seeds are fixed, so the result is too: a right rule must give p > 1e-3 and
+a broken one p < 1e-6.
 """
 
 from collections import Counter
@@ -13,13 +14,15 @@ import pytest
 import torch
 from scipy import stats
 
+from draftkeep.kernels import rejection
 from draftkeep.kernels.coupled import Verified, choose, verify
-from draftkeep.kernels.noise import GumbelRow
+from draftkeep.kernels.noise import GumbelRow, uniform
 from draftkeep.kernels.processors import process
 from draftkeep.kernels.sampling import Sampling
+from draftkeep.serve.engine import model_drafter, verification
 from draftkeep.serve.engine import row as row_module
-from draftkeep.serve.engine import verification
 from draftkeep.serve.engine.ngram import NgramDrafter
+from tests.faults.plain import scores
 
 VOCAB, TOKENS, SAMPLES = 5, 3, 2000
 PROMPT = (2, 0, 3)
@@ -30,32 +33,36 @@ CASES = {
     "t1.5": Sampling(temperature=1.5),
     "top-p": Sampling(temperature=1.0, top_p=0.7),
 }
+ENDING = Sampling(min_tokens=1, eos_ids=(1,), stop_ids=(4,))
+WIDE = {
+    "repetition": Sampling(repetition_penalty=1.6),
+    "presence and frequency": Sampling(presence_penalty=0.9, frequency_penalty=0.6),
+    "bias": Sampling(logit_bias=((0, 1.2), (3, -1.5))),
+    "min-p and top-k": Sampling(temperature=1.3, min_p=0.08, top_k=3),
+    "min-tokens": ENDING,
+}
 
 
-def _distribution(logits: Any, sampling: Any) -> Any:
-    """Temperature and top-p written out plainly."""
-    weights = np.exp((logits - logits.max()).astype(np.float64) / sampling.temperature)
-    p = weights / weights.sum()
-    order = np.argsort(-p, kind="stable")
-    keep = np.cumsum(p[order]) - p[order] < sampling.top_p
-    kept = np.zeros_like(p)
-    kept[order[keep]] = p[order[keep]]
-    return kept / kept.sum()
+def _distribution(logits: Any, sampling: Any, output: Any) -> Any:
+    log_weights = scores(logits, sampling, PROMPT, output)
+    weights = np.exp(log_weights - log_weights.max())
+    return weights / weights.sum()
 
 
 def _law(lab: Any, sampling: Any) -> Any:
-    """Probability of every sequence of `TOKENS` ids."""
+    """Probability of every output: `TOKENS` ids, or fewer where one of them ends it."""
+    ends = {*sampling.eos_ids, *sampling.stop_ids}
     law: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(TOKENS):
-        prefixes = list(law)
+        prefixes = [prefix for prefix in law if not ends & set(prefix[-1:])]
         with torch.inference_mode():
             ids = torch.tensor([PROMPT + prefix for prefix in prefixes])
             rows = lab.target(VOCAB)(input_ids=ids, use_cache=False).logits[:, -1].numpy()
-        law = {
-            (*prefix, token): law[prefix] * share
-            for prefix, logits in zip(prefixes, rows, strict=True)
-            for token, share in enumerate(_distribution(logits, sampling))
-        }
+        for prefix, logits in zip(prefixes, rows, strict=True):
+            share = law.pop(prefix)
+            for token, p in enumerate(_distribution(logits, sampling, prefix)):
+                law[(*prefix, token)] = share * p
+    assert sum(law.values()) == pytest.approx(1.0)
     return law
 
 
@@ -109,6 +116,14 @@ def test_the_engine_draws_from_the_targets_law(lab: Any, case: Any) -> None:
 def test_the_rejection_rule_draws_from_it_too(lab: Any, case: Any, drafter: Any) -> None:
     p_value = _p_value(lab, CASES[case], drafter=drafter, verification="rejection")
     print(f"{case}, {drafter}: p {p_value:.3f}")
+    assert p_value > RIGHT
+
+
+@pytest.mark.parametrize(("rule", "drafter"), [("coupled", "noisy"), ("rejection", "random")])
+@pytest.mark.parametrize("case", WIDE)
+def test_every_processor_belongs_to_the_law(lab: Any, case: Any, rule: Any, drafter: Any) -> None:
+    p_value = _p_value(lab, WIDE[case], drafter=drafter, verification=rule)
+    print(f"{case}, {rule}: p {p_value:.3f}")
     assert p_value > RIGHT
 
 
@@ -174,5 +189,48 @@ def test_a_broken_rule_fails_the_same_test(lab: Any, bug: Any, monkeypatch: Any)
     module, name, broken, drafter, case = BUGS[bug]
     monkeypatch.setattr(module, name, broken)
     p_value = _p_value(lab, CASES[case], drafter=drafter)
+    print(f"{bug}: p {p_value:.1e}")
+    assert p_value < BROKEN
+
+
+def _no_residual(p_V: Any, draft: Any, q_V: Any) -> Any:
+    """What is not kept is drawn from p again."""
+    return p_V
+
+
+def _sharper(law_V: Any, noise_V: Any) -> Any:
+    """Drawn at half the temperature of the law that is recorded."""
+    return choose(2.0 * law_V, noise_V)
+
+
+def _one_number(seed: Any, choice: Any, index: Any, stream: Any) -> Any:
+    """One u for all positions of a request."""
+    return uniform(seed, choice, 0, stream)
+
+
+def _without_history(logits_V: Any, sampling: Any, *, prompt_ids: Any, output_ids: Any) -> Any:
+    """Penalties see the prompt and nothing that was written."""
+    return process(logits_V, sampling, prompt_ids=prompt_ids, output_ids=())
+
+
+REJECTION_BUGS = {
+    "no residual": (rejection, "_residual", _no_residual, "random", "t1"),
+    "another law recorded": (model_drafter, "choose", _sharper, "random", "t1"),
+    "one u for all positions": (verification, "uniform", _one_number, "noisy", "t0.5"),
+    "history forgotten": (
+        rejection,
+        "process",
+        _without_history,
+        "random",
+        "presence and frequency",
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", REJECTION_BUGS)
+def test_a_broken_rejection_rule_fails_the_same_test(lab: Any, bug: Any, monkeypatch: Any) -> None:
+    module, name, broken, drafter, case = REJECTION_BUGS[bug]
+    monkeypatch.setattr(module, name, broken)
+    p_value = _p_value(lab, (CASES | WIDE)[case], drafter=drafter, verification="rejection")
     print(f"{bug}: p {p_value:.1e}")
     assert p_value < BROKEN

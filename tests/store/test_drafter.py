@@ -3,6 +3,7 @@
 Shapes: B rows, T positions, V target vocabulary, D drafter vocabulary.
 """
 
+import copy
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
@@ -196,6 +197,43 @@ def test_embeddings_are_shared_only_where_they_are_the_same(
     assert shared.model.model.embed_tokens.weight.data_ptr() == embedding.data_ptr()
     other = load_drafter(saved, gate_public=None, share_embeddings=embedding + 1)
     assert torch.equal(other.model.model.embed_tokens.weight, embedding)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_drafter_comes_in_the_dtype_asked_for(
+    saved: Path, target: TargetModel, dtype: torch.dtype
+) -> None:
+    embedding = target.model.model.embed_tokens.weight.to(dtype)
+    for shared in (None, embedding, embedding + 1, embedding.double()):
+        loaded = load_drafter(saved, gate_public=None, share_embeddings=shared, dtype=dtype)
+        assert {weight.dtype for weight in loaded.model.parameters()} == {dtype}
+        mine = loaded.model.model.embed_tokens.weight
+        assert torch.equal(mine, embedding)
+        assert (mine.data_ptr() == embedding.data_ptr()) == (shared is embedding)
+        with torch.inference_mode():
+            assert bool(torch.isfinite(loaded.model(IDS_BT).logits).all())
+
+
+def test_embeddings_on_another_device_are_not_shared(saved: Path, target: TargetModel) -> None:
+    elsewhere = target.model.model.embed_tokens.weight.to("meta")
+    loaded = load_drafter(saved, gate_public=None, share_embeddings=elsewhere)
+    assert {weight.device.type for weight in loaded.model.parameters()} == {"cpu"}
+
+
+def test_a_drafter_goes_to_the_device_asked_for(saved: Path) -> None:
+    loaded = load_drafter(saved, gate_public=None, device=torch.device("meta"))
+    assert {weight.device.type for weight in loaded.model.parameters()} == {"meta"}
+    assert loaded.vocab_ids.device.type == "cpu"
+
+
+def test_values_too_large_for_the_dtype_are_refused(drafter: Drafter, tmp_path: Path) -> None:
+    model = copy.deepcopy(drafter.model)
+    with torch.no_grad():
+        model.lm_head.weight[3, 4] = 1e30
+    digest = save_drafter(dataclasses.replace(drafter, model=model), tmp_path, created_s=5)
+    load_drafter(tmp_path / digest.hex(), gate_public=None, dtype=torch.bfloat16)
+    with pytest.raises(ModelError, match=r"too large for torch\.float16"):
+        load_drafter(tmp_path / digest.hex(), gate_public=None, dtype=torch.float16)
 
 
 @given(

@@ -109,6 +109,30 @@ def test_tokens_that_were_not_used_come_back(stations: Callable[..., Any]) -> No
     assert over.json()["error"]["param"] == "max_tokens"
 
 
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_chat_without_a_bound_has_what_a_minute_allows(
+    stations: Callable[..., Any], n: int
+) -> None:
+    station = stations(tenants=tenants(tokens_per_minute=200))
+    body = {"model": "tiny", "messages": CHAT["messages"], "ignore_eos": True, "n": n}
+    response = station.post("/v1/chat/completions", body)
+    assert response.status_code == 200, response.text
+    answer = response.json()
+    usage = answer["usage"]
+    assert usage["completion_tokens"] == (200 - usage["prompt_tokens"]) // n * n
+    assert {choice["finish_reason"] for choice in answer["choices"]} == {"length"}
+    assert usage["total_tokens"] < station.node.max_context
+    stats = station.admin("GET", "/admin/stats").json()["tenants"]["acme"]
+    assert stats["tokens"] == usage["total_tokens"]
+
+
+def test_a_prompt_over_a_minutes_tokens_is_refused(stations: Callable[..., Any]) -> None:
+    station = stations(tenants=tenants(tokens_per_minute=10))
+    response = station.post("/v1/chat/completions", {**CHAT, "max_tokens": None})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "max_tokens"
+
+
 def test_one_tenants_answers_under_way_leave_the_other_its_own(
     stations: Callable[..., Any], gate: Any
 ) -> None:

@@ -5,7 +5,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
+
+from draftkeep.serve.http import api, http_errors
 
 CHAT, COMPLETIONS, MODELS = "/v1/chat/completions", "/v1/completions", "/v1/models"
 CANARY = "zebra-canary-77"
@@ -235,6 +238,20 @@ def test_a_stream_that_fails_in_the_middle_ends_with_an_error(
     reader.join()
     assert "error" in events[-1]
     assert [event["choices"][0]["finish_reason"] for event in events[:-1]] == [None] * 4
+
+
+def test_what_nobody_expected_is_logged_without_the_path(
+    station: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError(CANARY)
+
+    monkeypatch.setattr(api, "_check_model", broken)
+    # Over a connection of its own: the server closes one on which it met the unexpected.
+    url = f"{station.url}{MODELS}/{CANARY}"
+    refused(httpx.get(url, headers=HEADERS, trust_env=False), 500, None)
+    written = [r.getMessage() for r in caplog.records if r.name == http_errors.__name__]
+    assert written == ["unexpected RuntimeError on /v1/models/{model_id:path}"]
 
 
 def test_a_dead_engine_is_503_for_those_who_wait_and_those_who_come(

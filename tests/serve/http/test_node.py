@@ -61,6 +61,22 @@ def test_a_node_enrols_itself_and_publishes_its_periods(stations: Callable[..., 
     assert published.record.destroy_at_s == header.expiry_s
 
 
+@pytest.mark.parametrize("broken", ["groups", "metrics", "requests"])
+def test_a_counter_that_fails_costs_no_trace(
+    stations: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    station = stations()
+
+    def fail(finished: object) -> None:
+        raise ValueError("no")
+
+    name = "add" if broken == "groups" else "finished"
+    monkeypatch.setattr(getattr(station.node, broken), name, fail)
+    station.chat(max_tokens=2)
+    assert len(station.captured()) == 1
+    assert station.node.capture.pending == 0
+
+
 def test_close_delivers_what_waits(
     stations: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +110,27 @@ def test_close_tells_requests_under_way(stations: Callable[..., Any], gate: Any)
     waiting.join()
     closing.join()
     assert answers[0].status_code == 503
+
+
+def test_close_tells_streams_under_way_what_it_tells_everyone(
+    stations: Callable[..., Any], gate: Any
+) -> None:
+    station = stations()
+    events: list[Any] = []
+    body = {"model": "tiny", "prompt": "x", "max_tokens": 100, "ignore_eos": True, "stream": True}
+    reader = threading.Thread(target=lambda: events.extend(station.stream("/v1/completions", body)))
+    reader.start()
+    gate.allow(2)
+    station.wait_for(lambda: station.node.engine.stats().output_tokens == 2)
+    assert gate.waiting.wait(60)
+    closing = threading.Thread(target=station.node.close)
+    closing.start()
+    station.wait_for(station.node._stop.is_set)
+    gate.open()
+    reader.join()
+    closing.join()
+    assert events[0]["choices"]
+    assert events[-1]["error"]["type"] == "service_unavailable_error"
 
 
 def test_expired_keys_are_destroyed_while_a_node_runs(
