@@ -37,7 +37,8 @@ from draftkeep.serve.engine.drafting import DraftModel
 from draftkeep.serve.engine.engine import Engine
 from draftkeep.serve.engine.lookahead import Speculation
 from draftkeep.serve.engine.request import Emission, Request
-from draftkeep.serve.passes.runner import ModelRunner, Segment
+from draftkeep.serve.passes.rectangle import Segment
+from draftkeep.serve.passes.runner import ModelRunner
 
 REPEATS = 20
 TOP_K = 32

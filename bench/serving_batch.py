@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.intervals import share_interval, slope, speed_ratio
 from bench.serving_engine import Served
 from bench.serving_setup import AUTO, OFF, SLOTS, Bench, Figure
-from bench.serving_work import Prompt
+from bench.serving_work import Prompt, turns
 from bench.transformers_peer import SCHEDULES
 from draftkeep.kernels.sampling import Sampling
 from draftkeep.serve.engine.request import StepReport
@@ -36,7 +36,7 @@ def batch_eight(bench: Bench) -> list[Figure]:
         bar = progress.add_task("eight at a time", total=len(names) * bench.sizes.rounds)
         for number in range(bench.sizes.rounds):
             prompts = bench.home(SLOTS, skip=SLOTS * number)
-            for name in (names[(number + at) % len(names)] for at in range(len(names))):
+            for name in turns(names, number):
                 found = ways[name](prompts)
                 tokens[name].append(found[0])
                 seconds[name].append(found[1])

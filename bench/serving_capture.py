@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 from bench.intervals import speed_ratio
 from bench.serving_setup import AUTO, SLOTS, Bench, Figure
-from bench.serving_work import HOME, Prompt
+from bench.serving_work import HOME, Prompt, turns
 from draftkeep.config import Config, TenantConfig
 from draftkeep.errors import DraftkeepError
 from draftkeep.ingest.trace import Provenance
@@ -93,7 +93,7 @@ def capture_cost(bench: Bench) -> list[Figure]:
         bar = progress.add_task("capture on and off", total=2 * rounds)
         for number in range(rounds):
             prompts = bench.home(SLOTS, skip=SLOTS * number)
-            for on in (True, False) if number % 2 else (False, True):
+            for on in turns((False, True), number):
                 if on:
                     made, took_s, flush_s = _captured(bench, prompts, path)
                     waited_s += flush_s

@@ -145,7 +145,7 @@ class BenchEngine:
                 sampling=prompt.sampling,
                 seed=prompt.seed,
                 max_tokens=prompt.max_tokens,
-                on_tokens=lambda *tokens: None,
+                on_tokens=lambda emission: None,
                 on_error=_raise,
                 group=prompt.domain,
                 capture=capture,

@@ -9,7 +9,7 @@ from bench.agreement import agreement
 from bench.intervals import Interval, speed_ratio
 from bench.serving_engine import Served
 from bench.serving_setup import AUTO, OFF, Bench, Figure
-from bench.serving_work import ALL_DOMAINS, Prompt
+from bench.serving_work import ALL_DOMAINS, Prompt, turns
 from bench.transformers_peer import SCHEDULES
 
 
@@ -104,7 +104,7 @@ def alternate(
     with bench.progress() as progress:
         bar = progress.add_task(title, total=len(prompts) * len(names))
         for number, prompt in enumerate(prompts):
-            for name in (names[(number + at) % len(names)] for at in range(len(names))):
+            for name in turns(names, number):
                 ways[name](prompt, runs[name])
                 progress.advance(bar)
     return runs
@@ -177,6 +177,19 @@ def _batch_one_figures(
         },
         "prefill": "included, but for decode_tokens_per_s",
     }
+
+    def ratio(metric: str, drafter: str, other: Runs, against: str) -> Figure:
+        mine = full if drafter == "full" else auto
+        found = mine.over(other)
+        return Figure(
+            metric=metric,
+            value=found.value,
+            unit="ratio",
+            against=against,
+            interval=found,
+            conditions=shared | {"drafter": drafter, "acceptance": mine.acceptance},
+        )
+
     generate = "transformers generate, greedy"
     assisted = f"transformers assisted generation, {best} (the fastest)"
     ratios = (
@@ -193,19 +206,7 @@ def _batch_one_figures(
             unit="tokens/pass",
             conditions=shared | {"drafter": "trimmed"},
         ),
-        *(
-            Figure(
-                metric=metric,
-                value=found.value,
-                unit="ratio",
-                against=against,
-                interval=found,
-                conditions=shared | {"drafter": drafter, "acceptance": mine.acceptance},
-            )
-            for metric, drafter, other, against in ratios
-            for mine in (full if drafter == "full" else auto,)
-            for found in (mine.over(other),)
-        ),
+        *(ratio(*one) for one in ratios),
     ]
 
 

@@ -5,8 +5,9 @@ prompt that was trained on.
 """
 
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from draftkeep.cli.demo.workload import DOMAINS, PEOPLE, Domain
 from draftkeep.errors import InputError
@@ -15,6 +16,7 @@ from draftkeep.store.models import TargetModel
 
 # The domain the bench's drafter is adapted on.
 HOME = "sql"
+Name = TypeVar("Name")
 _TRIES = 200
 
 
@@ -91,18 +93,12 @@ def make_prompts(
     *,
     seed: int,
     max_tokens: int | None = None,
-    temperature: float | None = None,
-    top_p: float = 1.0,
 ) -> list[Prompt]:
     """Chat prompts of these texts in the target's own template.
 
-    Values that are not given are the domain's. Seeds count up from `seed`.
+    `max_tokens` None is the domain's. Seeds count up from `seed`.
     """
-    sampling = Sampling(
-        temperature=domain.temperature if temperature is None else temperature,
-        top_p=top_p,
-        eos_ids=target.eos_ids,
-    )
+    sampling = Sampling(temperature=domain.temperature, eos_ids=target.eos_ids)
     return [
         Prompt(
             domain=domain.name,
@@ -121,3 +117,9 @@ def _ids(target: TargetModel, system: str, text: str) -> tuple[int, ...]:
         messages, tokenize=False, add_generation_prompt=True
     )
     return tuple(target.tokenizer(chat, add_special_tokens=False)["input_ids"])
+
+
+def turns(names: Sequence[Name], number: int) -> list[Name]:
+    """The ways of serving in the order of round `number`, which begins one further each time."""
+    at = number % len(names)
+    return [*names[at:], *names[:at]]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from draftkeep.distill.batch import hidden_NC, make_inputs
 from draftkeep.errors import ModelError
 from draftkeep.ingest.trace import Trace
-from draftkeep.kernels.coupled import choose
+from draftkeep.kernels.draw import choose
 from draftkeep.kernels.measures import replay_acceptance
 from draftkeep.kernels.noise import gumbel
 from draftkeep.kernels.processors import process

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from draftkeep.errors import ModelError
 from draftkeep.kernels.draw import Noise, draw
-from draftkeep.kernels.draw import choose as choose
 from draftkeep.kernels.sampling import Sampling
 
 

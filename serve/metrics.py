@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
 
+from draftkeep.policies.tenant import UNKNOWN_DOMAIN
 from draftkeep.serve.engine.request import Finish, Finished, StepReport
 
 MAX_DRAFTERS = 8
 OLDER = "older"
 NO_DRAFTER = "none"
-UNKNOWN_DOMAIN = "unknown"
 # Upper bounds of vLLM's histograms, so that one dashboard reads both.
 FIRST_TOKEN_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),

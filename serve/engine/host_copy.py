@@ -1,10 +1,14 @@
-"""HostCopy: tensors on their way to the host while the device goes on working."""
+"""Tensors on their way to the host: at once, or while the device goes on working.
 
-from collections.abc import Sequence
+Shapes: N logit rows of a pass, W of them for one request, V vocabulary.
+"""
+
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -32,3 +36,21 @@ class HostCopy:
         if self._arrived is not None:
             self._arrived.synchronize()
         return [tensor.numpy() for tensor in self._host]
+
+
+def host_rows(logits_NV: Tensor, spans: Sequence[slice]) -> Iterator[NDArray[np.float32]]:
+    """Those rows of the pass, span by span, on the host: on the CPU views, else one copy."""
+    if logits_NV.is_cpu:
+        return iter([logits_NV[span].numpy() for span in spans])
+    return gathered(logits_NV, spans)
+
+
+def gathered(logits_NV: Tensor, spans: Sequence[slice]) -> Iterator[NDArray[np.float32]]:
+    """Those rows of the pass, span by span, through one copy that holds no others."""
+    indices = [index for span in spans for index in range(span.start, span.stop)]
+    if not indices:
+        return iter(())
+    whole = len(indices) == len(logits_NV)
+    host = (logits_NV if whole else logits_NV[indices]).cpu().numpy()
+    ends = np.cumsum([span.stop - span.start for span in spans])
+    return iter(np.split(host, ends[:-1]))

@@ -10,8 +10,7 @@ from typing import Literal
 
 from draftkeep.serve.engine.acceptance import Acceptance
 from draftkeep.serve.engine.pass_costs import CostTable
-from draftkeep.serve.engine.weighing import Weighing
-from draftkeep.serve.engine.weighing import Wish as Wish
+from draftkeep.serve.engine.weighing import Weighing, Wish
 
 # Of the time a group decodes plainly, the share that may go into looking whether drafts would
 # hold. Reading what a drafter missed meanwhile costs about as much again.

@@ -20,9 +20,11 @@ from draftkeep.kernels.sampling import Sampling
 from draftkeep.kernels.topk import argmax
 from draftkeep.serve.engine.draft_vocabulary import draftable, readable
 from draftkeep.serve.engine.drafting import DraftModel, Verification
+from draftkeep.serve.engine.host_copy import host_rows
 from draftkeep.serve.engine.row import Row
 from draftkeep.serve.passes.packed import Packing
-from draftkeep.serve.passes.runner import ModelRunner, Segment
+from draftkeep.serve.passes.rectangle import Segment
+from draftkeep.serve.passes.runner import ModelRunner
 
 _FEED_AT_ONCE = 8
 
@@ -148,13 +150,15 @@ class ModelDrafter:
         self.forward_s += self._clock() - started
         for row, segment in zip(rows, segments, strict=True):
             row.drafter_len += len(segment.tokens)
-        sampled = not all(_sampling(row).plain_argmax for row in rows)
-        rows_ND = logits_ND.cpu().numpy() if sampled else None
-        for index, row in enumerate(rows):
-            if rows_ND is None or _sampling(row).plain_argmax:
-                self._append(row, int(self._ids_D[best_N[index]]), None)
+        plain = [_sampling(row).plain_argmax for row in rows]
+        drawn = host_rows(
+            logits_ND, [slice(at, at + 1) for at, greedy in enumerate(plain) if not greedy]
+        )
+        for row, best, greedy in zip(rows, best_N, plain, strict=True):
+            if greedy:
+                self._append(row, int(self._ids_D[best]), None)
             else:
-                self._draw(row, rows_ND[index])
+                self._draw(row, next(drawn)[0])
 
     def _draw(self, row: Row, logits_D: NDArray[np.float32]) -> None:
         """Append the drafter's own draw under the row's processors, or nothing where q is empty."""

@@ -3,7 +3,8 @@
 from draftkeep.serve.engine.counters import Counters
 from draftkeep.serve.engine.inbox import Inbox, Waiting
 from draftkeep.serve.engine.row import Row
-from draftkeep.serve.passes.runner import PREFILL_CHUNK, Segment
+from draftkeep.serve.passes.rectangle import Segment
+from draftkeep.serve.passes.runner import PREFILL_CHUNK
 
 # Prompt tokens read between two steps, so that a joining request delays the others by little.
 PREFILL_PER_STEP = 2 * PREFILL_CHUNK

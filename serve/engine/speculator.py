@@ -4,8 +4,9 @@ from collections.abc import Callable, Collection, Sequence
 
 from draftkeep.serve.engine.counters import Counters
 from draftkeep.serve.engine.drafting import Drafter
-from draftkeep.serve.engine.lookahead import LookaheadController, Speculation, Wish
+from draftkeep.serve.engine.lookahead import LookaheadController, Speculation
 from draftkeep.serve.engine.row import Row
+from draftkeep.serve.engine.weighing import Wish
 
 _IDLE_PASSES = 3
 

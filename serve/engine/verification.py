@@ -16,8 +16,10 @@ from draftkeep.kernels.noise import ACCEPT, RECOVERY, gumbel, uniform
 from draftkeep.kernels.rejection import certain, verify_rejection
 from draftkeep.kernels.topk import argmax
 from draftkeep.serve.engine.drafting import Verification
+from draftkeep.serve.engine.host_copy import host_rows
 from draftkeep.serve.engine.row import Row
-from draftkeep.serve.passes.runner import ModelRunner, Segment
+from draftkeep.serve.passes.rectangle import Segment
+from draftkeep.serve.passes.runner import ModelRunner
 
 
 def target_pass(runner: ModelRunner, rows: Sequence[Row]) -> Tensor:
@@ -62,24 +64,6 @@ def judge(
         except DraftkeepError as error:
             verdicts.append(error)
     return verdicts
-
-
-def host_rows(logits_NV: Tensor, spans: Sequence[slice]) -> Iterator[NDArray[np.float32]]:
-    """Those rows of the pass, span by span, on the host: on the CPU views, else one copy."""
-    if logits_NV.is_cpu:
-        return iter([logits_NV[span].numpy() for span in spans])
-    return gathered(logits_NV, spans)
-
-
-def gathered(logits_NV: Tensor, spans: Sequence[slice]) -> Iterator[NDArray[np.float32]]:
-    """Those rows of the pass, span by span, through one copy that holds no others."""
-    indices = [index for span in spans for index in range(span.start, span.stop)]
-    if not indices:
-        return iter(())
-    whole = len(indices) == len(logits_NV)
-    host = (logits_NV if whole else logits_NV[indices]).cpu().numpy()
-    ends = np.cumsum([span.stop - span.start for span in spans])
-    return iter(np.split(host, ends[:-1]))
 
 
 def _spans(rows: Sequence[Row]) -> Iterator[slice]:

@@ -11,7 +11,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from draftkeep.ingest.trace import Provenance
-from draftkeep.policies.tenant import TenantPolicy
+from draftkeep.policies.tenant import UNKNOWN_DOMAIN, TenantPolicy
 from draftkeep.serve.capture import CaptureTag
 from draftkeep.serve.engine.request import Request as EngineRequest
 from draftkeep.serve.http.choice_text import ChoiceText
@@ -130,7 +130,7 @@ def _start(
                     on_tokens=choice.on_tokens,
                     on_error=choice.on_error,
                     top_logprobs=body.alternatives,
-                    group=tenant.domain_for(body.domain) or "unknown",
+                    group=tenant.domain_for(body.domain) or UNKNOWN_DOMAIN,
                     capture=tag is not None,
                     tag=tag,
                 )

@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from draftkeep.errors import InputError
+from draftkeep.serve.engine.admission import MAX_TOP_LOGPROBS
 from draftkeep.serve.http import unsupported
 
 MAX_SUBJECT_CHARS = 128
@@ -25,7 +26,6 @@ MAX_CHOICES = 8
 MAX_PROMPTS = 32
 # Choices of all prompts together, each of them a request to the engine.
 MAX_ANSWERS = 32
-MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 4
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKENS = 64

@@ -28,7 +28,7 @@ from draftkeep.ingest.trace import (
     ValueKind,
 )
 from draftkeep.kernels import noise, processors
-from draftkeep.kernels.coupled import choose
+from draftkeep.kernels.draw import choose
 from draftkeep.kernels.sampling import Sampling
 from draftkeep.policies.keyring import Keyring
 from draftkeep.policies.signing import SigningKey

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from draftkeep.errors import ModelError
-from draftkeep.kernels.coupled import Verified, choose, is_end, verify
+from draftkeep.kernels.coupled import Verified, is_end, verify
+from draftkeep.kernels.draw import choose
 from draftkeep.kernels.noise import gumbel
 from draftkeep.kernels.processors import process
 from draftkeep.kernels.sampling import Sampling

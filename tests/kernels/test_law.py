@@ -145,7 +145,7 @@ class Rule:
         law_V = log_softmax64(
             process(DRAFTER_VV[last], sampling, prompt_ids=PROMPT, output_ids=seen)
         )
-        return coupled.choose(scores_V, noise_V), law_V
+        return draw.choose(scores_V, noise_V), law_V
 
 
 def _p_value(rule: Rule, sampling: Sampling, samples: int) -> float:
@@ -198,7 +198,7 @@ def test_the_rejection_rule_accepts_as_often_as_the_laws_overlap() -> None:
     drawn = 2000
     accepted = 0
     for seed in range(drawn):
-        draft = coupled.choose(q_V, gumbel(seed, 0, 0, VOCAB, DRAFT))
+        draft = draw.choose(q_V, gumbel(seed, 0, 0, VOCAB, DRAFT))
         accepted += rejection.verify_rejection(
             TARGET_VV[[3, draft]],
             [draft],

@@ -17,6 +17,7 @@ from draftkeep.serve.engine.drafting import DraftModel
 from draftkeep.serve.engine.engine import Engine
 from draftkeep.serve.engine.lookahead import Speculation
 from draftkeep.serve.engine.request import Emission, Finish, Finished, Request, TokenLogprob
+from draftkeep.serve.passes.rectangle import Segment
 
 NEAR_TIE = 1e-3
 
@@ -162,6 +163,19 @@ class Lab:
         """One step that takes that long by the engine's clock."""
         clock.now_s += seconds
         return engine.step()
+
+    def step_with_nan(self, engine: Engine, monkeypatch: pytest.MonkeyPatch, *, row: int) -> None:
+        """One step in whose target pass that row of the logits is no number."""
+        forward = engine._target.forward
+
+        def poisoned(segments: Sequence[Segment]) -> torch.Tensor:
+            logits_NV = forward(segments).clone()
+            logits_NV[row] = torch.nan
+            return logits_NV
+
+        with monkeypatch.context() as patch:
+            patch.setattr(engine._target, "forward", poisoned)
+            engine.step()
 
     def run(self, engine: Engine, replies: Sequence[Reply]) -> list[list[int]]:
         """Submit all, step to the end, return the outputs."""

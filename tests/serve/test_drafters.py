@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftkeep.kernels.coupled import Verified, choose
+from draftkeep.kernels.coupled import Verified
+from draftkeep.kernels.draw import choose
 from draftkeep.kernels.noise import DRAFT, gumbel
 from draftkeep.kernels.sampling import Sampling
 from draftkeep.serve.engine import model_drafter

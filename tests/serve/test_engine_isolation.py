@@ -174,16 +174,7 @@ def test_a_row_of_nan_fails_alone(lab: Any, alone: Any, monkeypatch: Any) -> Non
     for reply in (good, bad):
         engine.submit(reply.request)
     engine.step()
-    forward = engine._target.forward
-
-    def poisoned(segments: Any) -> Any:
-        logits = forward(segments).clone()
-        logits[1] = torch.nan
-        return logits
-
-    with monkeypatch.context() as patch:
-        patch.setattr(engine._target, "forward", poisoned)
-        engine.step()
+    lab.step_with_nan(engine, monkeypatch, row=1)
     assert isinstance(bad.error, ModelError)
     lab.run(engine, [])
     lab.assert_same(good, alone)

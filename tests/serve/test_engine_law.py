@@ -15,7 +15,8 @@ import torch
 from scipy import stats
 
 from draftkeep.kernels import rejection
-from draftkeep.kernels.coupled import Verified, choose, verify
+from draftkeep.kernels.coupled import Verified, verify
+from draftkeep.kernels.draw import choose
 from draftkeep.kernels.noise import GumbelRow, uniform
 from draftkeep.kernels.processors import process
 from draftkeep.kernels.sampling import Sampling

@@ -11,7 +11,8 @@ from draftkeep.errors import ModelError
 from draftkeep.serve.passes.cache import SlotCache
 from draftkeep.serve.passes.fused import FusedDecoder, RootMeanSquare
 from draftkeep.serve.passes.packed import PackedLinear
-from draftkeep.serve.passes.runner import ModelRunner, Segment, StockDecoder
+from draftkeep.serve.passes.rectangle import Segment
+from draftkeep.serve.passes.runner import ModelRunner, StockDecoder
 from tests.serve.families import FUSED, STOCK, build
 
 IDS = [(5 * index + 3) % 48 for index in range(90)]

@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from draftkeep.serve.passes.graphs import FixedPasses
-from draftkeep.serve.passes.runner import ModelRunner, Segment
+from draftkeep.serve.passes.rectangle import Segment
+from draftkeep.serve.passes.runner import ModelRunner
 from tests.serve.families import build
 
 SLOTS, CONTEXT = 4, 100

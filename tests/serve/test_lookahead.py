@@ -12,8 +12,8 @@ from draftkeep.serve.engine.lookahead import (
     FIRST_PROBES,
     LookaheadController,
     Speculation,
-    Wish,
 )
+from draftkeep.serve.engine.weighing import Wish
 
 # Seconds of a pass by width: dear steps at first, cheap ones later, and the other way round.
 CONCAVE = {1: 43.0, 2: 46.0, 3: 50.0, 5: 69.0, 9: 81.0}

@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from draftkeep.errors import ModelError
-from draftkeep.serve.passes.runner import ModelRunner, Segment
+from draftkeep.serve.passes.rectangle import Segment
+from draftkeep.serve.passes.runner import ModelRunner
 from tests.serve.families import build
 
 SLOTS = 4

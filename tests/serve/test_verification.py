@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftkeep.serve.engine.verification import gathered, host_rows
+from draftkeep.serve.engine.host_copy import gathered, host_rows
 
 SPANS = st.lists(st.tuples(st.integers(1, 4), st.booleans()), min_size=1, max_size=8)
 
