@@ -26,8 +26,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from bench.results import Row, append_rows
 from draftkeep.errors import DraftkeepError
-from draftkeep.kernels.coupled import Verified, verify
+from draftkeep.kernels.coupled import verify
 from draftkeep.kernels.noise import ACCEPT, RECOVERY, gumbel, uniform
+from draftkeep.kernels.outcome import Verified
 from draftkeep.kernels.processors import log_softmax64
 from draftkeep.kernels.rejection import verify_rejection
 from draftkeep.kernels.sampling import Sampling

@@ -10,34 +10,14 @@ V: vocabulary; W: rows of one verification, drafts + 1.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftkeep.errors import ModelError
 from draftkeep.kernels.draw import Noise, draw
+from draftkeep.kernels.outcome import Verified, is_end
 from draftkeep.kernels.sampling import Sampling
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verified:
-    """What one verification step emits.
-
-    `tokens` is at least one. The first `accepted` of them equal their drafts; `tested` counts the
-    drafts that were judged, so tested - accepted is 0 or 1. `logprobs` is the log of each token's
-    processed probability where the rule is rejection, else None.
-    """
-
-    tokens: tuple[int, ...]
-    accepted: int
-    tested: int
-    logprobs: tuple[float, ...] | None = None
-
-
-def is_end(token: int, sampling: Sampling) -> bool:
-    """True where this token ends the output: a stop id, or EOS unless it is ignored."""
-    return token in sampling.stop_ids or (token in sampling.eos_ids and not sampling.ignore_eos)
 
 
 def verify(

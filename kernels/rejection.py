@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from draftkeep.kernels.coupled import Verified, is_end, verify
+from draftkeep.kernels.coupled import verify
 from draftkeep.kernels.draw import choose
+from draftkeep.kernels.outcome import Verified, is_end
 from draftkeep.kernels.processors import log_softmax64, process
 from draftkeep.kernels.sampling import Sampling
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from draftkeep.errors import DraftkeepError
-from draftkeep.kernels.coupled import Verified
+from draftkeep.kernels.outcome import Verified
 from draftkeep.serve.engine.drafting import Verification
 from draftkeep.serve.engine.record import Logprobs, Recorder
 from draftkeep.serve.engine.row import Row

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from transformers import PreTrainedModel
 
 from draftkeep.errors import BusyError, DraftkeepError, ModelError
-from draftkeep.kernels.coupled import Verified
+from draftkeep.kernels.outcome import Verified
 from draftkeep.serve.engine.admission import check
 from draftkeep.serve.engine.callers import Callers
 from draftkeep.serve.engine.counters import Counters

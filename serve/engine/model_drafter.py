@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftkeep.errors import ModelError
-from draftkeep.kernels.coupled import is_end
 from draftkeep.kernels.draw import choose, draw
 from draftkeep.kernels.noise import DRAFT, gumbel
+from draftkeep.kernels.outcome import is_end
 from draftkeep.kernels.processors import log_softmax64, process
 from draftkeep.kernels.rejection import Law
 from draftkeep.kernels.sampling import Sampling

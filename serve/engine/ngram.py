@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
 
-from draftkeep.kernels.coupled import is_end
+from draftkeep.kernels.outcome import is_end
 from draftkeep.serve.engine.row import Row
 
 NGRAM_DIGEST = hashlib.sha256(b"draftkeep/v1/ngram").digest()

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftkeep.errors import DraftkeepError
-from draftkeep.kernels.coupled import Verified
+from draftkeep.kernels.outcome import Verified
 from draftkeep.kernels.topk import TopKLse, topk_lse
 from draftkeep.serve.engine.host_copy import HostCopy
 from draftkeep.serve.engine.request import RejectedBranch, TokenLogprob

@@ -6,8 +6,8 @@ Suffixes: T output tokens (room for the whole budget), K the captured list, V ta
 import numpy as np
 from numpy.typing import NDArray
 
-from draftkeep.kernels.coupled import Verified, is_end
 from draftkeep.kernels.noise import GumbelRow
+from draftkeep.kernels.outcome import Verified, is_end
 from draftkeep.serve.engine.request import (
     DrafterUse,
     Finish,

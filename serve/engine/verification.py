@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftkeep.errors import DraftkeepError
-from draftkeep.kernels.coupled import Verified, verify, verify_argmax
+from draftkeep.kernels.coupled import verify, verify_argmax
 from draftkeep.kernels.noise import ACCEPT, RECOVERY, gumbel, uniform
+from draftkeep.kernels.outcome import Verified
 from draftkeep.kernels.rejection import certain, verify_rejection
 from draftkeep.kernels.topk import argmax
 from draftkeep.serve.engine.drafting import Verification

@@ -27,9 +27,9 @@ from draftkeep.ingest.record import SealedTrace, encode_record
 from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.ingest.tables import RemapTable
 from draftkeep.ingest.trace import Finish, How, Provenance, TopK, Trace
-from draftkeep.kernels.coupled import is_end
 from draftkeep.kernels.draw import choose
 from draftkeep.kernels.noise import gumbel
+from draftkeep.kernels.outcome import is_end
 from draftkeep.kernels.processors import process
 from draftkeep.kernels.sampling import Sampling
 from draftkeep.policies import names

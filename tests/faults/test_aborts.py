@@ -184,7 +184,7 @@ def test_a_client_of_three_choices_that_leaves_ends_all_three(
     assert not engine._inbox._known
     assert station.capture_stats()["drops"] == {"client_gone": 3}
     assert station.captured() == []
-    assert station.chat(max_tokens=3)["usage"]["completion_tokens"] == 3
+    assert station.chat(max_tokens=3, ignore_eos=True)["usage"]["completion_tokens"] == 3
 
 
 def test_choices_that_do_not_all_fit_are_none_and_the_line_is_free_again(
@@ -216,4 +216,4 @@ def test_choices_that_do_not_all_fit_are_none_and_the_line_is_free_again(
     assert (stats.finished, stats.cancelled, stats.failed) == (1, 2, 0)
     assert (stats.output_tokens, stats.running, stats.waiting) == (2, 0, 0)
     connection.close()
-    assert station.chat(max_tokens=3)["usage"]["completion_tokens"] == 3
+    assert station.chat(max_tokens=3, ignore_eos=True)["usage"]["completion_tokens"] == 3

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from draftkeep.errors import ModelError
-from draftkeep.kernels.coupled import Verified, is_end, verify
+from draftkeep.kernels.coupled import verify
 from draftkeep.kernels.draw import choose
 from draftkeep.kernels.noise import gumbel
+from draftkeep.kernels.outcome import Verified, is_end
 from draftkeep.kernels.processors import process
 from draftkeep.kernels.sampling import Sampling
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from draftkeep.errors import ModelError
-from draftkeep.kernels.coupled import Verified
 from draftkeep.kernels.noise import ACCEPT, RECOVERY, gumbel, uniform
+from draftkeep.kernels.outcome import Verified
 from draftkeep.kernels.processors import log_softmax64, process
 from draftkeep.kernels.rejection import verify_rejection
 from draftkeep.kernels.sampling import Sampling

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftkeep.kernels.coupled import Verified
 from draftkeep.kernels.draw import choose
 from draftkeep.kernels.noise import DRAFT, gumbel
+from draftkeep.kernels.outcome import Verified
 from draftkeep.kernels.sampling import Sampling
 from draftkeep.serve.engine import model_drafter
 from draftkeep.serve.engine.drafting import Drafter

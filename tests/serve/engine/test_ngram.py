@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftkeep.kernels.coupled import Verified
+from draftkeep.kernels.outcome import Verified
 from draftkeep.kernels.sampling import Sampling
 from draftkeep.serve.engine.ngram import NGRAM_DIGEST, NgramDrafter
 from draftkeep.serve.engine.request import Request

@@ -15,9 +15,10 @@ import torch
 from scipy import stats
 
 from draftkeep.kernels import rejection
-from draftkeep.kernels.coupled import Verified, verify
+from draftkeep.kernels.coupled import verify
 from draftkeep.kernels.draw import choose
 from draftkeep.kernels.noise import GumbelRow, uniform
+from draftkeep.kernels.outcome import Verified
 from draftkeep.kernels.processors import process
 from draftkeep.kernels.sampling import Sampling
 from draftkeep.serve.engine import model_drafter, verification
