@@ -24,6 +24,7 @@ from draftkeep.kernels.noise import (
     gumbel,
     uniform,
 )
+from draftkeep.kernels.outcome import is_end
 from draftkeep.kernels.processors import log_softmax64, process
 from draftkeep.kernels.sampling import Sampling
 
@@ -106,7 +107,7 @@ class Rule:
 
     def output(self, sampling: Sampling, seed: int) -> tuple[int, ...]:
         output: list[int] = []
-        while len(output) < TOKENS and not (output and coupled.is_end(output[-1], sampling)):
+        while len(output) < TOKENS and not (output and is_end(output[-1], sampling)):
             output += self._step(sampling, seed, output)
         return tuple(output[:TOKENS])
 
