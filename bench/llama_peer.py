@@ -1,19 +1,22 @@
 """llama.cpp's server as a peer: started for one run, asked over its own completion route.
 
-Its weights are whatever the GGUF file holds, so quantised files make it another model: the rows
-say only that it was llama.cpp.
+Its weights are whatever the GGUF files hold, so quantised files make it another model; its cache is
+kept in float32, as ours is.
 """
 
-import json
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import torch
 
+from bench.peer import PeerResult
 from bench.serving_setup import CONTEXT
 from bench.serving_work import Prompt
 from draftkeep.errors import DraftkeepError
@@ -21,10 +24,13 @@ from draftkeep.errors import DraftkeepError
 _START_S = 180.0
 _REQUEST_S = 300.0
 _STOP_S = 10.0
+_POLL_S = 0.2
 
 
 class LlamaServer:
     """The server's binary with a target and, for speculation, a drafter, both GGUF files."""
+
+    name = "llama.cpp server"
 
     def __init__(self, binary: Path, target: Path, draft: Path | None) -> None:
         self._binary = binary
@@ -32,37 +38,48 @@ class LlamaServer:
         self._draft = draft
 
     @property
-    def has_draft(self) -> bool:
-        """Whether it can speculate with a draft model."""
+    def drafts(self) -> bool:
+        """Whether it was given a drafter."""
         return self._draft is not None
 
-    def tokens_per_s(self, prompts: Sequence[Prompt], *, draft: bool) -> float:
-        """Greedy tokens a second over the prompts, one after another, in a server of its own.
+    def run(self, prompts: Sequence[Prompt], *, draft_tokens: int, together: bool) -> PeerResult:
+        """See `Peer`; the times are those of its HTTP answers."""
+        slots = len(prompts) if together else 1
+        with self._served(slots, draft_tokens) as client, ThreadPoolExecutor(slots) as pool:
+            _complete(client, prompts[0])
+            ids: list[list[int]] = []
+            seconds: list[float] = []
+            for group in [prompts] if together else [[prompt] for prompt in prompts]:
+                started_s = time.perf_counter()
+                ids += pool.map(lambda prompt: _complete(client, prompt), group)
+                seconds.append(time.perf_counter() - started_s)
+        return PeerResult(ids=ids, seconds=seconds)
 
-        Raises DraftkeepError where it does not start or answer.
-        """
+    @contextmanager
+    def _served(self, slots: int, draft_tokens: int) -> Iterator[httpx.Client]:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        command = [
-            *(str(self._binary), "-m", str(self._target), "--port", str(port)),
-            *("--host", "127.0.0.1", "-c", str(CONTEXT), "-t", str(torch.get_num_threads())),
-            *(("-md", str(self._draft)) if draft else ()),
-        ]
         try:
             process = subprocess.Popen(
-                command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                [*self._command(slots, draft_tokens), "--host", "127.0.0.1", "--port", str(port)],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
             )
         except OSError as error:
-            raise DraftkeepError(f"did not start ({type(error).__name__})") from None
+            raise DraftkeepError(
+                f"did not start ({type(error).__name__}); check --llama-server"
+            ) from None
         try:
             with httpx.Client(
                 base_url=f"http://127.0.0.1:{port}", timeout=_REQUEST_S, trust_env=False
             ) as client:
                 _await_ready(client, process)
-                return _measure(client, prompts)
+                yield client
         except httpx.HTTPError as error:
-            raise DraftkeepError(f"did not answer ({type(error).__name__})") from None
+            raise DraftkeepError(
+                f"did not answer ({type(error).__name__}); run it by hand with the same files"
+            ) from None
         finally:
             process.terminate()
             try:
@@ -71,8 +88,21 @@ class LlamaServer:
                 process.kill()
                 process.wait()
 
+    def _command(self, slots: int, draft_tokens: int) -> list[str]:
+        command = [
+            *(str(self._binary), "-m", str(self._target), "-t", str(torch.get_num_threads())),
+            *("-np", str(slots), "-c", str(slots * CONTEXT), "--cache-ram", "0"),
+            *("-ctk", "f32", "-ctv", "f32"),
+        ]
+        if draft_tokens:
+            command += [
+                *("-md", str(self._draft), "--spec-type", "draft-simple"),
+                *("--spec-draft-n-max", str(draft_tokens), "-ctkd", "f32", "-ctvd", "f32"),
+            ]
+        return command
 
-def _await_ready(client: httpx.Client, process: subprocess.Popen[bytes]) -> None:
+
+def _await_ready(client: httpx.Client, process: "subprocess.Popen[bytes]") -> None:
     deadline_s = time.monotonic() + _START_S
     while time.monotonic() < deadline_s and process.poll() is None:
         try:
@@ -80,18 +110,12 @@ def _await_ready(client: httpx.Client, process: subprocess.Popen[bytes]) -> None
                 return
         except httpx.TransportError:
             pass
-        time.sleep(0.2)
+        time.sleep(_POLL_S)
     raise DraftkeepError("did not become ready; run it by hand with the same files")
 
 
-def _measure(client: httpx.Client, prompts: Sequence[Prompt]) -> float:
-    _complete(client, prompts[0])
-    started_s = time.perf_counter()
-    tokens = sum(_complete(client, prompt) for prompt in prompts)
-    return tokens / (time.perf_counter() - started_s)
-
-
-def _complete(client: httpx.Client, prompt: Prompt) -> int:
+def _complete(client: httpx.Client, prompt: Prompt) -> list[int]:
+    """The answer's token ids, the end of the text included where it came to one."""
     answer = client.post(
         "/completion",
         json={
@@ -99,8 +123,10 @@ def _complete(client: httpx.Client, prompt: Prompt) -> int:
             "n_predict": prompt.max_tokens,
             "temperature": 0.0,
             "cache_prompt": False,
+            "return_tokens": True,
         },
     )
     if answer.status_code != 200:
-        raise DraftkeepError(f"answered {answer.status_code}, expected 200")
-    return int(json.loads(answer.text)["tokens_predicted"])
+        raise DraftkeepError(f"answered {answer.status_code}, expected 200; read what it prints")
+    found: dict[str, Any] = answer.json()
+    return [int(token) for token in found["tokens"]]

@@ -1,62 +1,45 @@
-"""Eight requests at a time, and what serving costs beside the passes of the models."""
+"""Eight requests at a time: the engine against itself and against transformers one by one."""
 
-import cProfile
-import pstats
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 
-from bench.intervals import share_interval, slope, speed_ratio
-from bench.serving_engine import Served
+from bench.runs import Runs, alternate
 from bench.serving_setup import AUTO, OFF, SLOTS, Bench, Figure
-from bench.serving_work import Prompt, turns
-from bench.transformers_peer import SCHEDULES
-from draftkeep.kernels.sampling import Sampling
-from draftkeep.serve.engine.request import StepReport
+from bench.serving_work import Prompt
+from bench.transformers_peer import SCHEDULES, schedule_name
 
-_PAGE_KB = 4
-_SHORT = 4
-_WARM_SHARE = 0.1
-_PROFILE_LINES = 8
+Way = Callable[[list[Prompt], Runs], None]
 
 
 def batch_eight(bench: Bench) -> list[Figure]:
     """batch8_vs_assisted and batch8_vs_plain, by rounds of eight prompts."""
+    rounds = bench.sizes.rounds
     schedule = _fastest(bench)
-    tokens: dict[str, list[int]] = {"auto": [], "off": [], "assisted": []}
-    seconds: dict[str, list[float]] = {"auto": [], "off": [], "assisted": []}
-    ways: dict[str, Callable[[list[Prompt]], tuple[int, float]]] = {
-        "auto": lambda prompts: _both(bench.engine.serve(prompts, speculation=AUTO)),
-        "off": lambda prompts: _both(bench.engine.serve(prompts, speculation=OFF)),
-        "assisted": lambda prompts: _sequential(bench, prompts, schedule),
+    ways: dict[str, Way] = {
+        "auto": lambda prompts, runs: runs.add_served(
+            bench.engine.serve(prompts, speculation=AUTO)
+        ),
+        "off": lambda prompts, runs: runs.add_served(bench.engine.serve(prompts, speculation=OFF)),
+        "assisted": lambda prompts, runs: _assisted(bench, prompts, schedule, runs),
     }
     bench.engine.serve(bench.home(SLOTS, skip=0), speculation=AUTO)
-    names = list(ways)
-    with bench.progress() as progress:
-        bar = progress.add_task("eight at a time", total=len(names) * bench.sizes.rounds)
-        for number in range(bench.sizes.rounds):
-            prompts = bench.home(SLOTS, skip=SLOTS * number)
-            for name in turns(names, number):
-                found = ways[name](prompts)
-                tokens[name].append(found[0])
-                seconds[name].append(found[1])
-                progress.advance(bar)
-    figures = []
-    for metric, other, against in (
+    groups = [bench.home(SLOTS, skip=SLOTS * number) for number in range(rounds)]
+    runs = alternate(bench, groups, ways, title="eight at a time")
+    conditions = {
+        "rounds": rounds,
+        "tokens_per_s": {name: round(found.rate, 2) for name, found in runs.items()},
+    }
+    others = (
         (
             "batch8_vs_assisted",
             "assisted",
-            f"eight assisted generations of transformers one after another, {schedule}",
+            "eight assisted generations of transformers one after another, "
+            f"{schedule_name(schedule)}",
         ),
         ("batch8_vs_plain", "off", "the same engine without speculation, same eight at a time"),
-    ):
-        ratio = speed_ratio(
-            tokens=tokens["auto"],
-            seconds=seconds["auto"],
-            other_tokens=tokens[other],
-            other_seconds=seconds[other],
-        )
-        rates = {name: sum(tokens[name]) / sum(seconds[name]) for name in names}
+    )
+    figures = []
+    for metric, other, against in others:
+        ratio = runs["auto"].over(runs[other])
         figures.append(
             Figure(
                 metric=metric,
@@ -64,121 +47,15 @@ def batch_eight(bench: Bench) -> list[Figure]:
                 unit="ratio",
                 against=against,
                 interval=ratio,
-                conditions={"rounds": bench.sizes.rounds, "tokens_per_s": rates},
+                conditions=conditions,
             )
         )
     return figures
 
 
-def overhead(bench: Bench) -> list[Figure]:
-    """The share of step time outside the models' passes, greedy and sampled, alone and by eight."""
-    figures = []
-    nucleus = Sampling(temperature=0.7, top_p=0.9, eos_ids=bench.target.eos_ids)
-    with bench.progress() as progress:
-        bar = progress.add_task("engine overhead", total=4)
-        for kind, sampling in (("greedy", None), ("sampled", nucleus)):
-            prompts = [
-                prompt if sampling is None else replace(prompt, sampling=sampling)
-                for prompt in bench.home(bench.sizes.overhead, skip=0)
-            ]
-            for at_a_time in (1, SLOTS):
-                figures.append(_overhead(bench, prompts, kind, at_a_time))
-                progress.advance(bar)
-    return figures
-
-
-def rss(bench: Bench) -> list[Figure]:
-    """rss_slope: resident memory over many short requests, after a tenth of them."""
-    prompts = [
-        replace(prompt, max_tokens=_SHORT) for prompt in bench.home(bench.plan.measure, skip=0)
-    ]
-    counts: list[float] = []
-    sizes_kb: list[float] = []
-    total, step = bench.sizes.requests, bench.sizes.sample_every
-    with bench.progress() as progress:
-        bar = progress.add_task("memory", total=total)
-        for done in range(0, total, step):
-            wave = [prompts[(done + at) % len(prompts)] for at in range(step)]
-            bench.engine.serve(wave, speculation=AUTO)
-            counts.append((done + step) / 1000)
-            sizes_kb.append(rss_kb())
-            progress.advance(bar, step)
-    skip = int(len(counts) * _WARM_SHARE)
-    found = slope(counts[skip:], sizes_kb[skip:])
-    return [
-        Figure(
-            metric="rss_slope",
-            value=found.value,
-            unit="kB/1000 requests",
-            interval=found,
-            conditions={
-                "requests": total,
-                "tokens_each": _SHORT,
-                "rss_kb_first": sizes_kb[skip],
-                "rss_kb_last": sizes_kb[-1],
-            },
-        )
-    ]
-
-
-def rss_kb() -> float:
-    """Resident memory of this process (Linux)."""
-    return float(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_KB
-
-
-def _overhead(bench: Bench, prompts: list[Prompt], kind: str, at_a_time: int) -> Figure:
-    reports: list[StepReport] = []
-    for at in range(0, len(prompts), at_a_time):
-        reports += bench.engine.serve(prompts[at : at + at_a_time], speculation=AUTO).reports
-    total_s = sum(report.total_s for report in reports)
-    draft_s = sum(report.draft_s for report in reports)
-    verify_s = sum(report.verify_s for report in reports)
-    share = share_interval(
-        [report.total_s - report.draft_s - report.verify_s for report in reports],
-        [report.total_s for report in reports],
-    )
-    return Figure(
-        metric="overhead_share",
-        value=share.value,
-        unit="share of step time",
-        interval=share,
-        conditions={
-            "sampling": kind,
-            "at_a_time": at_a_time,
-            "steps": len(reports),
-            "draft_share": draft_s / total_s,
-            "verify_share": verify_s / total_s,
-            "profile": _profile(bench, prompts[:at_a_time]),
-        },
-    )
-
-
-def _profile(bench: Bench, prompts: list[Prompt]) -> dict[str, float]:
-    """Own functions with the largest share of a profiled run's time, of their own calls alone."""
-    profiler = cProfile.Profile()
-    profiler.enable()
-    bench.engine.serve(prompts, speculation=AUTO)
-    profiler.disable()
-    stats = pstats.Stats(profiler)
-    total = stats.total_tt  # type: ignore[attr-defined]
-    own = {
-        f"{Path(file).stem}.{name}": values[2] / total
-        for (file, _, name), values in stats.stats.items()  # type: ignore[attr-defined]
-        if "draftkeep" in file
-    }
-    most = sorted(own, key=lambda name: -own[name])[:_PROFILE_LINES]
-    return {name: round(own[name], 4) for name in most}
-
-
-def _both(served: Served) -> tuple[int, float]:
-    return served.tokens, served.seconds
-
-
-def _sequential(
-    bench: Bench, prompts: list[Prompt], schedule: tuple[str, int]
-) -> tuple[int, float]:
+def _assisted(bench: Bench, prompts: list[Prompt], schedule: tuple[str, int], runs: Runs) -> None:
     made = [bench.peer.assisted(prompt, schedule) for prompt in prompts]
-    return sum(len(one.ids) for one in made), sum(one.seconds for one in made)
+    runs.add([one.ids for one in made], sum(one.seconds for one in made))
 
 
 def _fastest(bench: Bench) -> tuple[str, int]:
@@ -186,6 +63,7 @@ def _fastest(bench: Bench) -> tuple[str, int]:
     prompts = bench.home(bench.sizes.warm, skip=SLOTS)
     rates = {}
     for schedule in SCHEDULES:
-        tokens, seconds = _sequential(bench, prompts, schedule)
-        rates[schedule] = tokens / seconds
+        runs = Runs()
+        _assisted(bench, prompts, schedule, runs)
+        rates[schedule] = runs.rate
     return max(rates, key=lambda schedule: rates[schedule])

@@ -9,9 +9,10 @@ from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bench.intervals import speed_ratio
+from bench.intervals import steady_ratio
+from bench.runs import Runs, alternate
 from bench.serving_setup import AUTO, SLOTS, Bench, Figure
-from bench.serving_work import HOME, Prompt, turns
+from bench.serving_work import HOME, Prompt
 from draftkeep.config import Config, TenantConfig
 from draftkeep.errors import DraftkeepError
 from draftkeep.ingest.trace import Provenance
@@ -23,6 +24,7 @@ from draftkeep.store.models import TargetModel
 
 _TENANT = "bench"
 _FLUSH_S = 30.0
+_WAVES = 3
 
 
 class CapturePath:
@@ -83,59 +85,59 @@ def capture_path(target: TargetModel, parent: Path) -> Iterator[CapturePath]:
 
 
 def capture_cost(bench: Bench) -> list[Figure]:
-    """The share of tokens a second that capture costs, by rounds of eight prompts."""
-    rounds = bench.sizes.capture_rounds
-    tokens: dict[bool, list[int]] = {True: [], False: []}
-    seconds: dict[bool, list[float]] = {True: [], False: []}
-    waited_s = 0.0
-    with capture_path(bench.target, bench.cache_dir) as path, bench.progress() as progress:
-        _captured(bench, bench.home(SLOTS, skip=0), path)
-        bar = progress.add_task("capture on and off", total=2 * rounds)
-        for number in range(rounds):
-            prompts = bench.home(SLOTS, skip=SLOTS * number)
-            for on in turns((False, True), number):
-                if on:
-                    made, took_s, flush_s = _captured(bench, prompts, path)
-                    waited_s += flush_s
-                else:
-                    served = bench.engine.serve(prompts, speculation=AUTO, capture=False)
-                    made, took_s = served.tokens, served.seconds
-                tokens[on].append(made)
-                seconds[on].append(took_s)
-                progress.advance(bar)
+    """capture_cost and capture_path_cost: shares of tokens a second lost to capture.
+
+    By rounds of three requests a slot, so that most traces are coded, sealed and logged while
+    other requests are served. What is left after a round's last answer is waited for before the
+    next begins: `capture_cost` leaves that wait out, `capture_path_cost` counts it.
+    """
+    rounds, at_once = bench.sizes.capture_rounds, _WAVES * SLOTS
+    groups = [bench.home(at_once, skip=at_once * number) for number in range(rounds)]
+    whole = Runs()
+    with capture_path(bench.target, bench.cache_dir) as path:
+        _captured(bench, groups[0], path, Runs(), Runs())
+        ways: dict[str, Callable[[list[Prompt], Runs], None]] = {
+            "off": lambda prompts, runs: runs.add_served(
+                bench.engine.serve(prompts, speculation=AUTO, capture=False)
+            ),
+            "on": lambda prompts, runs: _captured(bench, prompts, path, runs, whole),
+        }
+        runs = alternate(bench, groups, ways, title="capture on and off")
         conditions = {
             "rounds": rounds,
+            "requests_a_round": at_once,
             "at_a_time": SLOTS,
             "acknowledged": path.capture.acknowledged,
             "dropped": path.capture.drops(),
-            "waited_for_log_share": waited_s / sum(seconds[True]),
+            "waited_for_log_share": 1 - sum(runs["on"].seconds) / sum(whole.seconds),
         }
-    ratio = speed_ratio(
-        tokens=tokens[True],
-        seconds=seconds[True],
-        other_tokens=tokens[False],
-        other_seconds=seconds[False],
-    )
-    lost = replace(ratio, value=1 - ratio.value, low=1 - ratio.high, high=1 - ratio.low)
     return [
-        Figure(
-            metric="capture_cost",
-            value=lost.value,
-            unit="share of tokens/s",
-            against="the same requests without capture",
-            interval=lost,
-            conditions=conditions,
-        )
+        _lost("capture_cost", runs["on"], runs["off"], conditions),
+        _lost("capture_path_cost", whole, runs["off"], conditions),
     ]
 
 
-def _captured(bench: Bench, prompts: list[Prompt], path: CapturePath) -> tuple[int, float, float]:
-    """(tokens, seconds until the log has all, seconds of these after the last answer)."""
-    clock: Callable[[], float] = bench.clock
+def _lost(metric: str, on: Runs, off: Runs, conditions: dict[str, object]) -> Figure:
+    ratio = on.over(off, steady_ratio)
+    lost = replace(ratio, value=1 - ratio.value, low=1 - ratio.high, high=1 - ratio.low)
+    return Figure(
+        metric=metric,
+        value=lost.value,
+        unit="share of tokens/s",
+        against="the same requests without capture",
+        interval=lost,
+        conditions=conditions,
+    )
+
+
+def _captured(
+    bench: Bench, prompts: list[Prompt], path: CapturePath, answers: Runs, whole: Runs
+) -> None:
+    """Serve a round with capture: `answers` until the last answer, `whole` until all is logged."""
     served = bench.engine.serve(
         prompts, speculation=AUTO, tag=path.tag, on_finish=path.capture.finished
     )
-    started_s = clock()
+    started_s = bench.clock()
     path.flush()
-    flush_s = clock() - started_s
-    return served.tokens, served.seconds + flush_s, flush_s
+    answers.add_served(served)
+    whole.add_served(served, extra_s=bench.clock() - started_s)

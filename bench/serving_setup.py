@@ -35,7 +35,7 @@ class Sizes:
     single: int = 16
     domain: int = 12
     rounds: int = 5
-    capture_rounds: int = 20
+    capture_rounds: int = 14
     overhead: int = 8
     requests: int = 2000
     sample_every: int = 40

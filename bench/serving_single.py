@@ -1,73 +1,13 @@
-"""One request at a time: the engine against itself and against transformers, on the same prompts
-in turn, and against itself on every domain."""
+"""One request at a time: the engine against itself and against transformers."""
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from bench.agreement import agreement
-from bench.intervals import Interval, speed_ratio
-from bench.serving_engine import Served
+from bench.runs import Runs, alternate
 from bench.serving_setup import AUTO, OFF, Bench, Figure
-from bench.serving_work import ALL_DOMAINS, Prompt, turns
-from bench.transformers_peer import SCHEDULES
-
-
-@dataclass(slots=True)
-class Runs:
-    """One way's answers, request by request."""
-
-    tokens: list[int] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    ids: list[list[int]] = field(default_factory=list)
-    passes: int = 0
-    decoded: int = 0
-    decode_s: float = 0.0
-    tested: int = 0
-    accepted: int = 0
-
-    def add(self, ids: list[int], seconds: float) -> None:
-        """One answer."""
-        self.ids.append(ids)
-        self.tokens.append(len(ids))
-        self.seconds.append(seconds)
-
-    def add_served(self, served: Served) -> None:
-        """One answer of the engine."""
-        self.add(served.ids[0], served.seconds)
-        self.add_decoded(*served.decoded)
-        self.passes += served.passes
-        self.tested += sum(answer.tested for answer in served.answers)
-        self.accepted += sum(answer.accepted for answer in served.answers)
-
-    def add_decoded(self, tokens: int, seconds: float) -> None:
-        """Tokens of an answer after its first, and what they alone took."""
-        self.decoded += tokens
-        self.decode_s += seconds
-
-    def over(self, other: "Runs") -> Interval:
-        """Tokens a second of this way over the other's."""
-        return speed_ratio(
-            tokens=self.tokens,
-            seconds=self.seconds,
-            other_tokens=other.tokens,
-            other_seconds=other.seconds,
-        )
-
-    @property
-    def acceptance(self) -> float:
-        """The share of compared drafts that agreed with the target."""
-        return self.accepted / max(1, self.tested)
-
-    @property
-    def rate(self) -> float:
-        """Tokens a second."""
-        return sum(self.tokens) / sum(self.seconds)
-
-    @property
-    def decode_rate(self) -> float:
-        """Tokens a second without prefill; 0 where no answer had a second token."""
-        return self.decoded / self.decode_s if self.decode_s > 0 else 0.0
+from bench.serving_work import Prompt
+from bench.transformers_peer import SCHEDULES, schedule_name
 
 
 def batch_one(bench: Bench) -> list[Figure]:
@@ -84,82 +24,20 @@ def batch_one(bench: Bench) -> list[Figure]:
         "generate": lambda prompt, runs: _plain(bench, prompt, runs),
     }
     for schedule in SCHEDULES:
-        ways[_name(schedule)] = _assisted(bench, schedule)
+        ways[schedule_name(schedule)] = _assisted(bench, schedule)
     # Loaded and warmed up here, so that no prompt's first turn pays for it.
     bench.engine, bench.full_engine, bench.peer  # noqa: B018
     runs = alternate(bench, prompts, ways, title="one at a time")
     return _batch_one_figures(bench, prompts, runs)
 
 
-def alternate(
-    bench: Bench,
-    prompts: Sequence[Prompt],
-    ways: dict[str, Callable[[Prompt, Runs], None]],
-    *,
-    title: str,
-) -> dict[str, Runs]:
-    """Serve every prompt in every way, the order of the ways turning by one each time."""
-    names = list(ways)
-    runs: dict[str, Runs] = defaultdict(Runs)
-    with bench.progress() as progress:
-        bar = progress.add_task(title, total=len(prompts) * len(names))
-        for number, prompt in enumerate(prompts):
-            for name in turns(names, number):
-                ways[name](prompt, runs[name])
-                progress.advance(bar)
-    return runs
-
-
-def domains(bench: Bench) -> list[Figure]:
-    """speedup_worst_domain: with the automatic lookahead against none, on every domain."""
-    found: dict[str, Interval] = {}
-    details: dict[str, object] = {}
-    for domain in ALL_DOMAINS:
-        prompts = bench.domain(domain.name, bench.sizes.domain)
-        runs = alternate(
-            bench,
-            prompts,
-            {
-                "auto": lambda prompt, runs: runs.add_served(
-                    bench.engine.serve([prompt], speculation=AUTO)
-                ),
-                "off": lambda prompt, runs: runs.add_served(
-                    bench.engine.serve([prompt], speculation=OFF)
-                ),
-            },
-            title=domain.name,
-        )
-        auto, off = runs["auto"], runs["off"]
-        found[domain.name] = auto.over(off)
-        details[domain.name] = {
-            "speedup": found[domain.name].text(),
-            "acceptance": auto.accepted / auto.tested if auto.tested else None,
-            "identical": sum(a == b for a, b in zip(auto.ids, off.ids, strict=True)),
-            "temperature": prompts[0].sampling.temperature,
-        }
-        bench.console.print(f"{domain.name}: {details[domain.name]}")
-    worst = min(found, key=lambda name: found[name].value)
-    return [
-        Figure(
-            metric="speedup_worst_domain",
-            value=found[worst].value,
-            unit="ratio",
-            against="the same engine without speculation",
-            interval=found[worst],
-            conditions={
-                "domain": worst,
-                "domains": details,
-                "prompts_each": bench.sizes.domain,
-            },
-        )
-    ]
-
-
 def _batch_one_figures(
     bench: Bench, prompts: Sequence[Prompt], runs: dict[str, Runs]
 ) -> list[Figure]:
     auto, full, off, plain = (runs[name] for name in ("auto", "auto full", "off", "generate"))
-    best = max((_name(schedule) for schedule in SCHEDULES), key=lambda name: runs[name].rate)
+    best = max(
+        (schedule_name(schedule) for schedule in SCHEDULES), key=lambda name: runs[name].rate
+    )
     same = {
         "auto full": agreement(bench.target, prompts, auto.ids, full.ids).text(),
         "off": agreement(bench.target, prompts, auto.ids, off.ids).text(),
@@ -213,18 +91,13 @@ def _batch_one_figures(
 def _assisted(bench: Bench, schedule: tuple[str, int]) -> Callable[[Prompt, Runs], None]:
     def serve(prompt: Prompt, runs: Runs) -> None:
         made = bench.peer.assisted(prompt, schedule)
-        runs.add(made.ids, made.seconds)
+        runs.add([made.ids], made.seconds)
 
     return serve
 
 
 def _plain(bench: Bench, prompt: Prompt, runs: Runs) -> None:
     made = bench.peer.plain(prompt)
-    runs.add(made.ids, made.seconds)
+    runs.add([made.ids], made.seconds)
     first = bench.peer.plain(replace(prompt, max_tokens=1))
     runs.add_decoded(len(made.ids) - 1, made.seconds - first.seconds)
-
-
-def _name(schedule: tuple[str, int]) -> str:
-    kind, length = schedule
-    return f"assisted {kind} {length}".removesuffix(" 0")

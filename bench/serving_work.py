@@ -5,9 +5,8 @@ prompt that was trained on.
 """
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TypeVar
 
 from draftkeep.cli.demo.workload import DOMAINS, PEOPLE, Domain
 from draftkeep.errors import InputError
@@ -16,7 +15,6 @@ from draftkeep.store.models import TargetModel
 
 # The domain the bench's drafter is adapted on.
 HOME = "sql"
-Name = TypeVar("Name")
 _TRIES = 200
 
 
@@ -117,9 +115,3 @@ def _ids(target: TargetModel, system: str, text: str) -> tuple[int, ...]:
         messages, tokenize=False, add_generation_prompt=True
     )
     return tuple(target.tokenizer(chat, add_special_tokens=False)["input_ids"])
-
-
-def turns(names: Sequence[Name], number: int) -> list[Name]:
-    """The ways of serving in the order of round `number`, which begins one further each time."""
-    at = number % len(names)
-    return [*names[at:], *names[:at]]

@@ -24,11 +24,15 @@ _POLL_S = 0.05
 def main(config_path: Path, drafter_dir: Path) -> None:
     """Build the node, hand it the drafter, serve."""
     node = Node.build(load_config(config_path))
+    embedding_VC = node.target.model.get_input_embeddings().weight
     drafter = load_drafter(
         drafter_dir,
         gate_public=None,
         expect_tokenizer=node.target.tokenizer_fingerprint,
         expect_vocab=node.target.vocab,
+        share_embeddings=embedding_VC,
+        device=embedding_VC.device,
+        dtype=embedding_VC.dtype,
     )
     server = uvicorn.Server(
         uvicorn.Config(

@@ -16,6 +16,12 @@ from draftkeep.store.models import TargetModel
 SCHEDULES: tuple[tuple[str, int], ...] = (("default", 0), ("constant", 4), ("constant", 8))
 
 
+def schedule_name(schedule: tuple[str, int]) -> str:
+    """For rows and tables."""
+    kind, length = schedule
+    return f"assisted {kind} {length}".removesuffix(" 0")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
     """One prompt's output ids and the wall seconds of the whole call."""

@@ -23,12 +23,15 @@ _BATCH_TRACES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceScore:
-    """One drafter on one held-out trace: `agreed` of `proposed` positions, and the walk."""
+    """One drafter on one held-out trace: `accepted` of `proposed` drafts, and the walk.
+
+    Both `accepted` and the walk are expectations where the trace's noise is not known.
+    """
 
     trace_id: bytes
     request: bytes
     domain: str | None
-    agreed: int
+    accepted: float
     proposed: int
     walk: Walk
 
@@ -42,9 +45,9 @@ class Evaluation:
 
     @property
     def replay_acceptance(self) -> float:
-        """The mean of agreement over all proposals; NaN without any."""
+        """The share of all proposals that is accepted; NaN without any."""
         return acceptance_rate(
-            sum(score.agreed for score in self.scores),
+            sum(score.accepted for score in self.scores),
             sum(score.proposed for score in self.scores),
         )
 
@@ -67,10 +70,10 @@ class Evaluation:
 def evaluate(
     drafter: Drafter, held_out: Sequence[Opened], *, context: int, lookahead: int
 ) -> Evaluation:
-    """Replay a drafter on the held-out traces that can be replayed exactly; the rest is left out.
+    """Replay a drafter on the held-out traces that can be replayed; the rest is left out.
 
-    Those are served (not relabelled or tapped), with their whole prompt and known noise.
-    `context` is the engine's limit in tokens.
+    Those are served (not relabelled or tapped), with their whole prompt, under either verification
+    rule. `context` is the engine's limit in tokens.
     """
     usable = [item for item in held_out if _usable(item)]
     results = replay(drafter, [item.trace for item in usable], context=context)
@@ -89,8 +92,8 @@ def paired(candidate: Evaluation, incumbent: Evaluation) -> list[PairedScore]:
         PairedScore(
             request=score.request,
             domain=score.domain,
-            candidate=acceptance_rate(score.agreed, score.proposed),
-            incumbent=acceptance_rate(known.agreed, known.proposed),
+            candidate=acceptance_rate(score.accepted, score.proposed),
+            incumbent=acceptance_rate(known.accepted, known.proposed),
         )
         for score in candidate.scores
         if (known := before.get(score.trace_id)) and known.proposed and score.proposed
@@ -139,14 +142,14 @@ def _score(item: Opened, result: Replayed, lookahead: int) -> TraceScore:
         trace_id=item.header.trace_id,
         request=item.header.request_id,
         domain=item.header.domain,
-        agreed=int(result.agree_T.sum()),
+        accepted=float(result.accept_T.sum()),
         proposed=int(result.proposed_T.sum()),
         walk=walk_of(item.trace, result, lookahead),
     )
 
 
 def walk_of(trace: Trace, result: Replayed, lookahead: int, *, budget: int | None = None) -> Walk:
-    """The engine's counts on this trace at a fixed lookahead.
+    """The engine's counts on this trace at a fixed lookahead, expected ones without its noise.
 
     `budget` is the request's max_tokens, which a trace does not hold: without it an output that
     ended by itself counts as if there had been room for more. Positions past the last proposal,
@@ -158,5 +161,5 @@ def walk_of(trace: Trace, result: Replayed, lookahead: int, *, budget: int | Non
     proposed = result.proposed_T.nonzero()[0]
     reach = int(proposed[-1]) + 1 if len(proposed) else 0
     plain = trace.positions - reach
-    counted = walk(result.agree_T[:reach], lookahead, budget=budget)
+    counted = walk(result.accept_T[:reach], lookahead, budget=budget)
     return counted + Walk(steps=plain, tokens=plain)

@@ -46,7 +46,8 @@ class ServeConfig(_Section):
     `floor` drafts while the channel names no drafter. A request that has waited `preempt_after_s`
     takes the slot that was held longest (0: never). `release` says when a stream's events leave:
     at once, or one every `release_tick_s`. `/metrics` needs a key unless `open_metrics`. Requests
-    under way have `grace_s` to finish once the node is told to stop.
+    under way have `grace_s` to finish once the node is told to stop. An engine whose loop has not
+    come round for `stall_s` is stuck (0: never).
     """
 
     host: str = "127.0.0.1"
@@ -64,6 +65,7 @@ class ServeConfig(_Section):
     release_tick_s: float = Field(default=0.05, gt=0, le=10)
     open_metrics: bool = False
     grace_s: float = Field(default=20.0, ge=0)
+    stall_s: float = Field(default=120.0, ge=0)
     channel: str = "stable"
     follow_s: float = Field(default=1.0, gt=0)
     admin_key_sha256: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")

@@ -4,7 +4,7 @@
     ├── ConfigError            a setting is missing, unknown or contradictory
     ├── InputError             a caller's request cannot be served as it stands (HTTP 400)
     ├── DeniedError            a policy said no, or could not say yes (HTTP 401)
-    ├── ForbiddenError         an administrator's act without the administrator's key (HTTP 403)
+    ├── ForbiddenError         a known caller whose key is not for this (HTTP 403)
     ├── NotFoundError          what was asked for is not here (HTTP 404)
     ├── BusyError              a bound was reached; the same call may succeed later (HTTP 429)
     ├── UnavailableError       a part that this needs is not running (HTTP 503)
@@ -43,7 +43,7 @@ class DeniedError(DraftkeepError):
 
 
 class ForbiddenError(DraftkeepError):
-    """An administrator's act without the administrator's key."""
+    """An administrator's act without the administrator's key, or a key without the scope."""
 
 
 class NotFoundError(DraftkeepError):

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from draftkeep.breaker import Breaker
 from draftkeep.errors import DeniedError, KeyDestroyedError, LogFullError
-from draftkeep.ingest.breaker import Breaker
 from draftkeep.ingest.envelope import Sealer
 from draftkeep.ingest.fit import fit_body
 from draftkeep.ingest.log import Log

@@ -3,18 +3,24 @@
 T: output positions; K: entries of a stored distribution.
 """
 
+import math
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from operator import mul
 
 import numpy as np
 from numpy.typing import NDArray
+
+# The chance, position by position, that a draft there is accepted; True and False are 1 and 0.
+Accept = NDArray[np.bool_] | NDArray[np.float64]
 
 
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else float("nan")
 
 
-def acceptance_rate(accepted: int, tested: int) -> float:
-    """Accepted over tested drafts; NaN where none was tested.
+def acceptance_rate(accepted: float, tested: float) -> float:
+    """Accepted over tested drafts, counted or expected; NaN where none was tested.
 
     A draft after the first rejection of its step, or after an ending token, was not tested.
     """
@@ -37,21 +43,39 @@ def expected_acceptance(p_TK: NDArray[np.floating], q_TK: NDArray[np.floating]) 
     return _ratio(float(np.minimum(p_TK, q_TK).sum(dtype=np.float64)), len(p_TK))
 
 
-def replay_acceptance(
-    agree_T: NDArray[np.bool_], proposed_T: NDArray[np.bool_] | None = None
-) -> float:
-    """Mean of `agree_T` over the positions with a proposal (default all); NaN without any."""
-    picked = agree_T if proposed_T is None else agree_T[proposed_T]
-    return _ratio(float(np.count_nonzero(picked)), len(picked))
+def ratio_acceptance(log_q: float, log_p: float) -> float:
+    """The chance that the ratio test accepted a draft where it emitted this token: min(1, q/p).
+
+    log_p and log_q are the target's and the drafter's processed log-probabilities of the token
+    that was emitted, minus infinity for none; 0 where q is 0.
+
+    A draft x comes with probability q(x) and is kept with min(1, p(x)/q(x)), so x is emitted as an
+    accepted draft with probability min(p(x), q(x)), and emitted at all with p(x), whatever the
+    drafter (Leviathan et al., 2023; Chen et al., 2023). The quotient is the chance of acceptance
+    given the token. Over tokens drawn from p its mean is sum min(p, q), the chance that a draft is
+    accepted: one token is an unbiased estimate of it, and may come from a service with another
+    drafter or none. Given a whole output, the tests at its positions are independent of one
+    another, so `walk` may multiply.
+    """
+    return 0.0 if log_q == -math.inf else math.exp(min(log_q - log_p, 0.0))
+
+
+def replay_acceptance(accept_T: Accept, proposed_T: NDArray[np.bool_] | None = None) -> float:
+    """Mean of `accept_T` over the positions with a proposal (default all); NaN without any."""
+    picked = accept_T if proposed_T is None else accept_T[proposed_T]
+    return _ratio(float(picked.sum(dtype=np.float64)), len(picked))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walk:
-    """Counts of one or more outputs under fixed lookahead. Walks add up with `+`."""
+    """Counts of one or more outputs under fixed lookahead, or their expectations.
 
-    steps: int = 0
-    tested: int = 0
-    accepted: int = 0
+    Walks add up with `+`.
+    """
+
+    steps: float = 0
+    tested: float = 0
+    accepted: float = 0
     tokens: int = 0
 
     def __add__(self, other: "Walk") -> "Walk":
@@ -78,29 +102,42 @@ class Walk:
         return _ratio(self.tokens, self.steps)
 
 
-def walk(agree_T: NDArray[np.bool_], lookahead: int, *, budget: int | None = None) -> Walk:
-    """What the engine would count over one output at a fixed lookahead.
+def walk(accept_T: Accept, lookahead: int, *, budget: int | None = None) -> Walk:
+    """What the engine would count over one output at a fixed lookahead, on average.
 
-    agree_T[t] is True where the drafter, given the true prefix, proposes the output's token t. A
-    step at position t drafts min(lookahead, budget - t - 1) tokens, accepts while they agree and
-    emits one token more, but nothing after the last position.
+    accept_T[t] is the chance that a draft of the output's token t, made after the true prefix, is
+    accepted, independently of the others. A step at position t drafts
+    min(lookahead, budget - t - 1) tokens, accepts up to the first that fails and emits one token
+    more, but nothing after the last position. The expectation is exact, over every place at which
+    a step can start; where all chances are 0 or 1 there is one walk, and these are its counts.
 
-    `budget` is the request's max_tokens, by default len(agree_T): right where the output ended by
+    `budget` is the request's max_tokens, by default len(accept_T): right where the output ended by
     length. Where it ended by EOS earlier, pass max_tokens (or anything large if unknown), because
     the engine then drafts, and tests, the ending token too.
     """
-    total = len(agree_T)
+    total = len(accept_T)
     budget = total if budget is None else budget
     if budget < total or lookahead < 0:
         raise ValueError(f"budget {budget} below {total} tokens, or lookahead {lookahead} below 0")
-    steps = tested = accepted = at = 0
-    while at < total:
-        drafts_G = agree_T[at : at + min(lookahead, budget - at - 1)]
-        run = len(drafts_G) if drafts_G.all() else int(np.argmin(drafts_G))
-        steps += 1
-        accepted += run
-        tested += min(run + 1, len(drafts_G))
-        at = min(at + run + 1, total)
+    chances = accept_T.astype(np.float64).tolist()
+    if not all(0.0 <= chance <= 1.0 for chance in chances):
+        raise ValueError("expected chances within 0 and 1")
+    steps = tested = accepted = 0.0
+    begins = [1.0, *[0.0] * total]
+    for at in range(total):
+        share = begins[at]
+        if share == 0.0:
+            continue
+        drafts = chances[at : at + min(lookahead, budget - at - 1)]
+        # reach[n]: the chance that the first n drafts are all accepted.
+        reach = list(accumulate(drafts, mul, initial=1.0))
+        steps += share
+        # Rounded once and in this order, accepted cannot come out above tested.
+        tested += share * math.fsum(reach[:-1])
+        accepted += share * math.fsum(reach[1:])
+        for run, (before, after) in enumerate(pairwise(reach)):
+            begins[at + run + 1] += share * (before - after)
+        begins[min(at + len(reach), total)] += share * reach[-1]
     return Walk(steps=steps, tested=tested, accepted=accepted, tokens=total)
 
 

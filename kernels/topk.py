@@ -44,16 +44,18 @@ def topk_lse(logits_NV: Tensor, k: int) -> TopKLse:
         raise ValueError(f"expected k >= 1 and a vocabulary, got k {k} and {vocab} logits")
     # One entry more than asked: it shows a tie at the boundary and is the maximum of the tail.
     values_NK, ids_NK = _largest(logits_NV, min(k + 1, vocab))
-    inside_N = (values_NK[:, 1:] == values_NK[:, :-1]).any(dim=1)
+    tied_N = (values_NK[:, 1:] == values_NK[:, :-1]).any(dim=1)
     best_out_N = values_NK[:, k] if k < vocab else torch.full_like(values_NK[:, 0], -torch.inf)
     values_NK, ids_NK = values_NK[:, :k], ids_NK[:, :k]
-    if not bool(torch.isfinite(values_NK[:, 0]).all()):
+    # Read at once: on a GPU each reading waits for all that came before.
+    tied, finite = torch.stack([tied_N, torch.isfinite(values_NK[:, 0])]).tolist()
+    if not all(finite):
         raise ModelError(
             "a row of logits has no finite maximum (NaN, +inf or all -inf); the model's weights "
             "or its arithmetic are broken: verify the files or use a wider dtype"
         )
-    if bool(inside_N.any()):
-        rows_R = inside_N.nonzero()[:, 0]
+    if any(tied):
+        rows_R = tied_N.nonzero_static(size=sum(tied))[:, 0]
         values_NK, ids_NK = values_NK.clone(), ids_NK.clone()
         values_NK[rows_R], ids_NK[rows_R] = _ranked(logits_NV[rows_R], values_NK[rows_R, -1:], k)
     tail_N = _outside(logits_NV, ids_NK, best_out_N)
@@ -118,7 +120,9 @@ def _ranked(logits_RV: Tensor, last_R1: Tensor, k: int) -> tuple[Tensor, Tensor]
     tied_RV = logits_RV == last_R1
     room_R1 = k - above_RV.sum(dim=1, keepdim=True)
     tied_RV &= tied_RV.cumsum(dim=1, dtype=torch.int32) <= room_R1
-    ids_RK = (above_RV | tied_RV).nonzero()[:, 1].view(-1, k)
+    # k a row: the size is known, for which plain nonzero would wait.
+    kept_RV = above_RV | tied_RV
+    ids_RK = kept_RV.nonzero_static(size=len(kept_RV) * k)[:, 1].view(-1, k)
     values_RK, order_RK = logits_RV.gather(1, ids_RK).sort(dim=1, descending=True, stable=True)
     return values_RK, ids_RK.gather(1, order_RK)
 

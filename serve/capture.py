@@ -1,9 +1,8 @@
 """Capture: from a finished request to a trace at the emitter, never in the way of serving."""
 
-import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +11,6 @@ from draftkeep.ingest.emitter import Emitter
 from draftkeep.ingest.trace import Branch, DrafterRun, Provenance, TopK, Trace
 from draftkeep.serve.delivery import Delivery
 from draftkeep.serve.engine.request import Finished, RejectedBranch
-from draftkeep.store.catalog import Catalog
-from draftkeep.store.drops import add_drops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +22,21 @@ class CaptureTag:
 
     provenance: Provenance
     delivery: Delivery | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureStats:
+    """What became of requests that could leave a trace, since start.
+
+    `acknowledged` traces are in the log; `cut` of those sealed had branches or positions left out
+    to fit into a record. `drops` are requests that left none, by reason; reasons that never
+    happened are absent. `pending` requests are neither yet.
+    """
+
+    acknowledged: int
+    drops: Mapping[str, int]
+    pending: int
+    cut: int
 
 
 class Capture:
@@ -104,11 +116,6 @@ class Capture:
         return 0 if self._emitter is None else self._emitter.acknowledged
 
     @property
-    def cut(self) -> int:
-        """How many sealed traces had branches or positions left out to fit into a record."""
-        return 0 if self._emitter is None else self._emitter.cut
-
-    @property
     def pending(self) -> int:
         """How many captured requests are neither acknowledged nor dropped yet."""
         if self._emitter is None:
@@ -117,6 +124,15 @@ class Capture:
             waiting = self._open + self._offered
         # Read after what was offered, so that a trace is never missed, only seen for too long.
         return max(0, waiting - self._emitter.acknowledged - sum(self._emitter.counts().values()))
+
+    def stats(self) -> CaptureStats:
+        """The counts at this moment."""
+        return CaptureStats(
+            acknowledged=self.acknowledged,
+            drops=self.drops(),
+            pending=self.pending,
+            cut=0 if self._emitter is None else self._emitter.cut,
+        )
 
     def _close(self, settle: Callable[..., None], *arguments: object) -> None:
         try:
@@ -145,31 +161,6 @@ class Capture:
             return
         with self._lock:
             self._offered += 1
-
-
-class DropReporter:
-    """Adds the growth of a node's drop counts to the catalog. Failing to is harmless: the next try
-    adds it."""
-
-    def __init__(
-        self, capture: Capture, catalog: Catalog, *, node: str, clock: Callable[[], float]
-    ) -> None:
-        self._capture = capture
-        self._catalog = catalog
-        self._node = node
-        self._clock = clock
-        self._reported: Counter[str] = Counter()
-
-    def report(self) -> None:
-        """Write what has been dropped since the last successful report."""
-        counts = Counter(self._capture.drops())
-        grown = counts - self._reported
-        if not grown:
-            return
-        with contextlib.suppress(Exception):
-            with self._catalog.begin() as connection:
-                add_drops(connection, self._node, grown, self._clock())
-            self._reported = counts
 
 
 def to_trace(finished: Finished, *, context_tokens: int, chat_template_hash: bytes) -> Trace:

@@ -7,7 +7,6 @@ Nothing has a tenant's name: acceptance by tenant is itself told about people.
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -18,8 +17,12 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from draftkeep.serve.capture import CaptureStats
+from draftkeep.serve.engine.lookahead import SpeculationState
 from draftkeep.serve.engine.request import Finish
+from draftkeep.serve.engine.stats import EngineStats
 from draftkeep.serve.metrics import Counted, Histogram, Metrics
+from draftkeep.serve.stats import NodeStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _ENGINE = "0"
@@ -43,7 +46,7 @@ _HISTOGRAMS = {
 
 
 class Exposition(Collector):
-    """Renders one node. `state` gives what `Node.stats` does; both are asked at every scrape.
+    """Renders one node. `state` is `Node.stats`; both are asked at every scrape.
 
     `cache` are the labels of the cache's shape. The registry is its own, so two nodes of one
     process do not meet.
@@ -52,7 +55,7 @@ class Exposition(Collector):
     def __init__(
         self,
         metrics: Metrics,
-        state: Callable[[], dict[str, Any]],
+        state: Callable[[], NodeStats],
         *,
         model_name: str,
         cache: Mapping[str, str],
@@ -76,14 +79,14 @@ class Exposition(Collector):
         """Every family of metrics."""
         counted, state = self._metrics.counted(), self._state()
         yield from self._vllm_speculation(counted)
-        yield from self._vllm_requests(counted, state["engine"])
-        yield from self._vllm_gauges(state["engine"])
+        yield from self._vllm_requests(counted, state.engine)
+        yield from self._vllm_gauges(state.engine)
         for name, help_text in _HISTOGRAMS.items():
             yield self._histogram(f"vllm:{name}", help_text, counted.histograms[name])
         yield from _drafters(counted, state, self._metrics.label)
-        yield from _speculation(state["speculation"])
-        yield from _failures(state["engine"])
-        yield from _capture(state["capture"])
+        yield from _speculation(state.engine.speculation)
+        yield from _failures(state.engine)
+        yield from _capture(state.capture)
         yield from _answers(counted)
 
     def _vllm_speculation(self, counted: Counted) -> Iterable[Metric]:
@@ -102,15 +105,15 @@ class Exposition(Collector):
             ],
         )
 
-    def _vllm_requests(self, counted: Counted, engine: Mapping[str, Any]) -> Iterable[Metric]:
-        yield self._count("prompt_tokens", "Prompt tokens read", engine["prompt_tokens"])
+    def _vllm_requests(self, counted: Counted, engine: EngineStats) -> Iterable[Metric]:
+        yield self._count("prompt_tokens", "Prompt tokens read", engine.prompt_tokens)
         yield self._count("generation_tokens", "Tokens generated", counted.total.tokens)
-        yield self._count("num_preemptions", "Requests that gave up a slot", engine["preempted"])
+        yield self._count("num_preemptions", "Requests that gave up a slot", engine.preempted)
         ends = {
             "stop": counted.finished.get(Finish.STOP, 0),
             "length": counted.finished.get(Finish.LENGTH, 0),
-            "abort": engine["cancelled"],
-            "error": engine["failed"],
+            "abort": engine.cancelled,
+            "error": engine.failed,
         }
         yield _counter(
             "vllm:request_success",
@@ -118,11 +121,11 @@ class Exposition(Collector):
             [({**self._vllm, "finished_reason": reason}, count) for reason, count in ends.items()],
         )
 
-    def _vllm_gauges(self, engine: Mapping[str, Any]) -> Iterable[Metric]:
+    def _vllm_gauges(self, engine: EngineStats) -> Iterable[Metric]:
         for name, help_text, value in (
-            ("num_requests_running", "Requests in a slot", engine["running"]),
-            ("num_requests_waiting", "Requests waiting for a slot", engine["waiting"]),
-            ("kv_cache_usage_perc", "Used share of the cache, 0 to 1", engine["kv_used_share"]),
+            ("num_requests_running", "Requests in a slot", engine.running),
+            ("num_requests_waiting", "Requests waiting for a slot", engine.waiting),
+            ("kv_cache_usage_perc", "Used share of the cache, 0 to 1", engine.kv_used_share),
         ):
             yield _gauge(f"vllm:{name}", help_text, [(self._vllm, value)])
         yield _gauge("vllm:cache_config_info", "A slot is one block", [(self._cache, 1)])
@@ -141,7 +144,7 @@ class Exposition(Collector):
 
 
 def _drafters(
-    counted: Counted, state: Mapping[str, Any], label: Callable[[bytes], str]
+    counted: Counted, state: NodeStats, label: Callable[[bytes], str]
 ) -> Iterable[Metric]:
     for field, help_text in _BY_DRAFTER.items():
         yield _counter(
@@ -152,11 +155,11 @@ def _drafters(
                 for (drafter, domain), one in counted.drafting.items()
             ],
         )
-    current, lost = state["drafter"], state["engine"]["drafter_lost"]
+    current, lost = state.engine.drafter, state.engine.drafter_lost
     yield _gauge(
         "draftkeep_drafter_info",
         "1 for the drafter in use",
-        [({"drafter": label(current or b"")}, 1)],
+        [({"drafter": label(current)}, 1)],
     )
     yield _counter(
         "draftkeep_drafter_swaps", "Times that another drafter took over", [({}, counted.swaps)]
@@ -168,8 +171,8 @@ def _drafters(
     )
 
 
-def _speculation(speculation: Mapping[str, Any]) -> Iterable[Metric]:
-    lookahead, speedup = speculation["lookahead"], speculation["est_speedup"]
+def _speculation(speculation: SpeculationState) -> Iterable[Metric]:
+    lookahead, speedup = speculation.lookahead, speculation.est_speedup
     yield _gauge("draftkeep_speculation_lookahead", "Drafts planned a step", [({}, lookahead)])
     yield _gauge("draftkeep_speculation_on", "1 while drafting", [({}, int(lookahead > 0))])
     yield _gauge(
@@ -179,12 +182,12 @@ def _speculation(speculation: Mapping[str, Any]) -> Iterable[Metric]:
     )
 
 
-def _failures(engine: Mapping[str, Any]) -> Iterable[Metric]:
+def _failures(engine: EngineStats) -> Iterable[Metric]:
     failures = {
-        "request": engine["failed"],
-        "capture": engine["capture_failed"],
-        "callback": engine["callback_failed"],
-        "drafter": engine["drafter_failed"],
+        "request": engine.failed,
+        "capture": engine.capture_failed,
+        "callback": engine.callback_failed,
+        "drafter": engine.drafter_failed,
     }
     yield _counter(
         "draftkeep_engine_failures",
@@ -193,21 +196,26 @@ def _failures(engine: Mapping[str, Any]) -> Iterable[Metric]:
     )
 
 
-def _capture(capture: Mapping[str, Any]) -> Iterable[Metric]:
+def _capture(capture: CaptureStats) -> Iterable[Metric]:
     yield _counter(
         "draftkeep_capture_acknowledged",
         "Traces the log has taken",
-        [({}, capture["acknowledged"])],
+        [({}, capture.acknowledged)],
     )
     yield _counter(
         "draftkeep_capture_dropped",
         "Choices that left no trace, by reason",
-        [({"reason": reason}, count) for reason, count in capture["drops"].items()],
+        [({"reason": reason}, count) for reason, count in capture.drops.items()],
+    )
+    yield _counter(
+        "draftkeep_capture_cut",
+        "Traces sealed without some of their branches or positions",
+        [({}, capture.cut)],
     )
     yield _gauge(
         "draftkeep_capture_pending",
         "Traces neither taken nor dropped yet",
-        [({}, capture["pending"])],
+        [({}, capture.pending)],
     )
 
 

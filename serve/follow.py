@@ -8,6 +8,7 @@ from collections.abc import Callable
 from draftkeep.errors import ConfigError, ModelError
 from draftkeep.serve.engine.drafting import DraftModel
 from draftkeep.serve.engine.engine import Engine
+from draftkeep.serve.periodic import Periodic
 from draftkeep.store.drafter import load_drafter
 from draftkeep.store.models import TargetModel
 from draftkeep.store.registry import Registry
@@ -25,8 +26,7 @@ class ChannelFollower:
     channel that is cleared leaves the engine to its floor at the next poll, and so does a running
     drafter that was quarantined, whatever the channel says. A drafter that the engine lost to a
     failing pass is loaded again at the next poll, `RELOADS` times in all, and then refused. While
-    the registry cannot be read the running drafter stays. `after_poll` runs in the same thread;
-    what it raises is logged and dropped.
+    the registry cannot be read the running drafter stays.
     """
 
     def __init__(
@@ -39,7 +39,6 @@ class ChannelFollower:
         channel: str,
         gate_public: Callable[[], bytes],
         every_s: float,
-        after_poll: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
         self._registry = registry
@@ -47,26 +46,25 @@ class ChannelFollower:
         self._scope = scope
         self._channel = channel
         self._gate_public = gate_public
-        self._every_s = every_s
-        self._after_poll = after_poll
         self._refused: set[bytes] = set()
         self._losses: Counter[bytes] = Counter()
         self._stuck: bytes | None = None
-        self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="follower", daemon=True)
+        self._rounds = Periodic("follower", self.poll, every_s=every_s)
         self.current: bytes | None = None
 
     def start(self) -> None:
         """Poll once, so that a node that is ready already drafts, then keep polling."""
         self.poll()
-        self._thread.start()
+        self._rounds.start()
 
-    def close(self) -> None:
-        """Stop polling; the engine keeps what it has."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
+    def stop(self) -> None:
+        """Begin no further poll; the engine keeps what it has."""
+        self._rounds.stop()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end of a poll under way; False where it goes on after `timeout_s`."""
+        return self._rounds.join(timeout_s)
 
     def poll(self) -> None:
         """Read the channel and swap if it moved. Never raises."""
@@ -149,11 +147,3 @@ class ChannelFollower:
                 f"{self._target.target_fingerprint.hex()[:12]}; train one for this target"
             )
         return DraftModel(model=drafter.model, vocab_ids=drafter.vocab_ids, digest=drafter.digest)
-
-    def _run(self) -> None:
-        while not self._stop.wait(self._every_s):
-            self.poll()
-            try:
-                self._after_poll()
-            except Exception as error:
-                _log.error("housekeeping failed with %s", type(error).__name__)

@@ -1,4 +1,4 @@
-"""What the engine did for each kind of traffic. Labels are a tenant's configured domains."""
+"""What finished requests of each kind got. Labels are a tenant's configured domains."""
 
 import threading
 from collections import Counter
@@ -10,6 +10,11 @@ FIELDS = ("requests", "output_tokens", "steps", "tested", "accepted")
 
 class GroupCounts:
     """Counters by request group, since start. Thread-safe.
+
+    Counts a request whole, when it has finished, and up to its end: of one that was cancelled or
+    lost nothing is here, and of one that was ended early no step behind the end. `Metrics` counts
+    by the same labels what the engine did, step by step, for whatever became of the request. Only
+    these counts belong to as many `requests`, and so give a request's own rates.
 
     `tested` and `accepted` are drafts compared with the target's own token and found equal: their
     ratio is the live acceptance rate. `output_tokens` / `steps` is tokens per step.

@@ -103,6 +103,14 @@ class Limits:
         now_s = clock()
         self._tenants = {name: _Tenant(limit, now_s) for name, limit in limits.items()}
 
+    def peek(self, tenant: str, *, choices: int) -> None:
+        """Refuse what `enter` would refuse even with the shortest prompt and answers, so that
+        nothing need be known of the prompt. Nothing is taken; raises as `enter` does.
+        """
+        with self._lock:
+            # A token for every answer and one for the prompt.
+            self._tenants[tenant].check(choices, choices + 1, self._clock())
+
     def enter(self, tenant: str, *, choices: int, tokens: int) -> Ticket:
         """Let a request in that wants `choices` answers and at most `tokens`, prompts and outputs.
 
@@ -111,11 +119,7 @@ class Limits:
         """
         with self._lock:
             known, now_s = self._tenants[tenant], self._clock()
-            try:
-                known.check(choices, tokens, now_s)
-            except (BusyError, InputError):
-                known.use.refused += 1
-                raise
+            known.check(choices, tokens, now_s)
             number = known.take(choices, tokens, now_s)
 
         def close(used_tokens: int) -> None:
@@ -145,7 +149,14 @@ class _Tenant:
         self.most_tokens = limits.tokens_per_minute
 
     def check(self, choices: int, tokens: int, now_s: float) -> None:
-        """Raise where the request may not enter."""
+        """Raise where the request may not enter, and count it as refused."""
+        try:
+            self._check(choices, tokens, now_s)
+        except (BusyError, InputError):
+            self.use.refused += 1
+            raise
+
+    def _check(self, choices: int, tokens: int, now_s: float) -> None:
         if self._concurrent is not None and choices > self._concurrent:
             raise InputError(
                 f"{choices} choices are over this tenant's limit of {self._concurrent} at a time; "

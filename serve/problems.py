@@ -4,6 +4,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
+
+from draftkeep.errors import DraftkeepError
 
 EVERY_S = 1.0
 _log = logging.getLogger(__name__)
@@ -39,3 +42,13 @@ class ProblemLog:
             self._next_s[message] = now_s + EVERY_S
             more = self._held_back.pop(message, 0)
         _log.log(level, "%s%s", message, f" ({more} more since the last line)" if more else "")
+
+
+def reason_of(error: Exception) -> str:
+    """What a log may say of an error: only those raised on purpose are known to hold nothing that
+    they should not."""
+    if isinstance(error, DraftkeepError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{type(error).__name__}: {error.strerror} ({Path(error.filename or '').name})"
+    return type(error).__name__

@@ -57,6 +57,7 @@ OVERRIDES = {
     "serve.release_tick_s": "0.2",
     "serve.open_metrics": "true",
     "serve.grace_s": "90",
+    "serve.stall_s": "30",
     "serve.channel": "canary",
     "serve.follow_s": "0.5",
     "serve.admin_key_sha256": "ab" * 32,

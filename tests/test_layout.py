@@ -7,15 +7,17 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("policies", "kernels", "ingest", "store", "distill", "serve")
-# What each room may import besides itself. errors, files and config are everybody's.
+# What each room may import besides itself. errors, files and config are everybody's, and breaker
+# is without any import.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "breaker": set(),
     "files": {"errors"},
     "config": {"errors", "files"},
     "policies": {"errors", "files", "config"},
     "kernels": {"errors", "files", "config"},
 }
-MAY_IMPORT["ingest"] = MAY_IMPORT["policies"] | {"policies", "kernels"}
+MAY_IMPORT["ingest"] = MAY_IMPORT["policies"] | {"breaker", "policies", "kernels"}
 MAY_IMPORT["store"] = MAY_IMPORT["ingest"] | {"ingest"}
 MAY_IMPORT["distill"] = MAY_IMPORT["store"] | {"store"}
 MAY_IMPORT["serve"] = MAY_IMPORT["store"] | {"store"}
@@ -24,7 +26,8 @@ MAY_IMPORT["cli"] = MAY_IMPORT["store"] | {"store", "distill", "serve"}
 
 def modules() -> list[tuple[str, Path]]:
     """(room, file) for every module of the package."""
-    found = [(name, ROOT / f"draftkeep/{name}.py") for name in ("errors", "files", "config")]
+    bottom = ("errors", "breaker", "files", "config")
+    found = [(name, ROOT / f"draftkeep/{name}.py") for name in bottom]
     found += [(room, path) for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
     found += [("cli", path) for path in sorted((ROOT / "draftkeep/cli").rglob("*.py"))]
     return found
@@ -46,6 +49,16 @@ def imported_rooms(path: Path) -> set[str]:
 @pytest.mark.parametrize(("room", "path"), modules(), ids=lambda value: str(value)[-40:])
 def test_imports_run_one_way(room: str, path: Path) -> None:
     assert imported_rooms(path) <= MAY_IMPORT[room] | {room}
+
+
+def test_a_node_does_not_know_its_endpoint() -> None:
+    """Only the process that serves puts the two together."""
+    importers = {
+        path.name
+        for path in (ROOT / "serve").glob("*.py")
+        if "draftkeep.serve.http" in path.read_text(encoding="utf-8")
+    }
+    assert importers == {"runserver.py"}
 
 
 @pytest.mark.parametrize("room", ROOMS)

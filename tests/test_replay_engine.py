@@ -184,7 +184,7 @@ def _hold(
         tally.near += 1
         return False
     assert replayed == drafted
-    assert found.agree_T[index] == accepted
+    assert found.accept_T[index] == accepted
     tally.compared += 1
     return True
 

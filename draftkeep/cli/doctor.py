@@ -4,28 +4,19 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from draftkeep.cli.finding import Finding
+from draftkeep.cli.model_checks import check_device, check_drafter, check_model
 from draftkeep.cli.tables import plain_table, table_console
 from draftkeep.config import Config, TenantConfig, load_config
 from draftkeep.errors import DraftkeepError
 
 MIN_FREE_BYTES = 2 * 1024**3
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """The outcome of one check. `remedy` is empty where nothing has to be done."""
-
-    check: str
-    status: str
-    detail: str
-    remedy: str = ""
 
 
 def doctor(
@@ -45,9 +36,9 @@ def examine(config: Config) -> list[Finding]:
     """Run every check; one that raises is a finding, not the end."""
     checks: tuple[tuple[str, Callable[[Config], Finding]], ...] = (
         ("tenants", _tenants),
-        ("device", _device),
-        ("model", _model),
-        ("drafter", _drafter),
+        ("device", check_device),
+        ("model", check_model),
+        ("drafter", check_drafter),
         ("keys", _keys),
         ("log", _log),
         ("catalog", _catalog),
@@ -60,6 +51,15 @@ def examine(config: Config) -> list[Finding]:
         except DraftkeepError as error:
             what, _, remedy = str(error).partition("; ")
             findings.append(Finding(check=name, status="fail", detail=what, remedy=remedy))
+        except (MemoryError, RuntimeError) as error:
+            findings.append(
+                Finding(
+                    check=name,
+                    status="fail",
+                    detail=f"{config.model.device} failed with {type(error).__name__}",
+                    remedy="stop what else uses its memory, or choose another model.device",
+                )
+            )
         except OSError as error:
             findings.append(
                 Finding(
@@ -95,95 +95,6 @@ def _tenants(config: Config) -> Finding:
 def _described(tenant: TenantConfig) -> str:
     count = len(tenant.all_keys)
     return f"{tenant.name} ({tenant.capture}, {count} key{'s' if count > 1 else ''})"
-
-
-def _device(config: Config) -> Finding:
-    import torch
-
-    device = config.model.device
-    shown = f"{device}, {config.model.dtype}"
-    if device != "cpu":
-        index, seen = int(device.partition(":")[2] or 0), torch.cuda.device_count()
-        if index >= seen:
-            return Finding(
-                check="device",
-                status="fail",
-                detail=f"{device} is configured, and torch sees {seen} of its kind",
-                remedy="set model.device to cpu, or install the driver and a torch built for it",
-            )
-    elif config.model.dtype == "float16":
-        return Finding(
-            check="device",
-            status="warn",
-            detail=f"{shown} is slow and coarse on a CPU",
-            remedy="set model.dtype to float32",
-        )
-    return Finding(check="device", status="ok", detail=shown)
-
-
-def _model(config: Config) -> Finding:
-    from draftkeep.store.models import default_cache_dir, load_target
-
-    target = load_target(config.model.target, cache_dir=default_cache_dir())
-    limit = int(target.model.config.max_position_embeddings)
-    if config.serve.max_context > limit:
-        return Finding(
-            check="model",
-            status="fail",
-            detail=f"serve.max_context {config.serve.max_context} is over the model's {limit}",
-            remedy=f"set serve.max_context to {limit} or less",
-        )
-    size = len(target.tokenizer)
-    if size > target.vocab:
-        return Finding(
-            check="model",
-            status="fail",
-            detail=f"the tokenizer has {size} ids, the model only {target.vocab}",
-            remedy="use the tokenizer that came with the model",
-        )
-    mark = target.target_fingerprint.hex()[:12]
-    return Finding(check="model", status="ok", detail=f"{config.model.target}, {mark}")
-
-
-def _drafter(config: Config) -> Finding:
-    from draftkeep.store.anchors import GATE, read_anchor
-    from draftkeep.store.catalog import Catalog
-    from draftkeep.store.drafter import load_drafter
-    from draftkeep.store.models import load_target
-    from draftkeep.store.registry import Registry, scope_of
-
-    nothing = Finding(
-        check="drafter",
-        status="warn",
-        detail=f"channel {config.serve.channel} is empty; the service runs without speculation",
-        remedy="draftkeep drafters cold",
-    )
-    if not (config.state_dir / "catalog.db").exists():
-        return nothing
-    target = load_target(config.model.target)
-    scope = scope_of(tuple(tenant.name for tenant in config.tenants))
-    catalog = Catalog.open(config.state_dir / "catalog.db")
-    try:
-        registry = Registry(catalog, config.state_dir / "drafters")
-        digest = registry.channel(scope, config.serve.channel)
-        if digest is None:
-            return nothing
-        drafter = load_drafter(
-            registry.path(digest),
-            gate_public=read_anchor(config.state_dir, GATE),
-            expect_tokenizer=target.tokenizer_fingerprint,
-            expect_vocab=target.vocab,
-        )
-    finally:
-        catalog.close()
-    if drafter.manifest.target != target.target_fingerprint.hex():
-        return Finding(
-            check="drafter",
-            status="fail",
-            detail=f"{digest.hex()[:12]} was made for another target model",
-            remedy="serve that target again, or start over in a fresh state_dir",
-        )
-    return Finding(check="drafter", status="ok", detail=f"{scope} drafts with {digest.hex()[:12]}")
 
 
 def _keys(config: Config) -> Finding:

@@ -1,4 +1,4 @@
-"""DecodeStep: one step of the rows that are ready: draft, one target pass, judge, record."""
+"""DecodeStep: one step of the rows that are ready: draft, one target pass, judge, note."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,8 @@ import torch
 from draftkeep.errors import DraftkeepError
 from draftkeep.kernels.outcome import Verified
 from draftkeep.serve.engine.drafting import Verification
-from draftkeep.serve.engine.record import Logprobs, Recorder
+from draftkeep.serve.engine.logprobs import Logprobs, asked_logprobs
+from draftkeep.serve.engine.record import Recorder
 from draftkeep.serve.engine.row import Row
 from draftkeep.serve.engine.speculator import Speculator
 from draftkeep.serve.engine.verification import judge, target_pass
@@ -50,7 +51,8 @@ class DecodeStep:
         self._clock = clock
 
     def run(self, rows: Sequence[Row]) -> Decoded:
-        """Decide what every row emits; the rows have not taken it when this returns.
+        """Decide what every row emits; the rows have not taken it when this returns, and the
+        recorder has noted it.
 
         Raises whatever a failing pass of the target raises.
         """
@@ -62,11 +64,12 @@ class DecodeStep:
         verify_s = self._clock() - started
         verdicts = judge(logits_NV, rows, verification=self._verification)
         width = 1 + max(len(row.drafts) for row in rows)
-        cost = self._speculator.lookahead.target_cost
-        cost.observe(len(rows), width, self._clock() - started)
+        self._speculator.observe_pass(len(rows), width, self._clock() - started)
+        logprobs = asked_logprobs(logits_NV, rows, verdicts)
+        self._recorder.note(logits_NV, rows, verdicts)
         return Decoded(
             verdicts=verdicts,
-            logprobs=self._recorder.record(logits_NV, rows, verdicts),
+            logprobs=logprobs,
             drafter=self._speculator.digest,
             drafted=any(row.drafts for row in rows),
             width=width,

@@ -31,7 +31,10 @@ class DraftModel:
 
 
 class Drafter(Protocol):
-    """Proposes tokens for rows. What it proposes changes speed and never what a caller gets.
+    """Proposes tokens for rows.
+
+    Under the coupled rule what it proposes changes speed and never what a caller gets; under
+    rejection the law of an output stays the target's, and which tokens it draws depends on them.
 
     Used by the engine's thread alone; an exception in a method costs the drafter, not a request.
     """

@@ -1,18 +1,19 @@
-"""Engine: batched speculative decoding under the coupled rule.
+"""Engine: batched speculative decoding.
 
 Fixed slots, one static cache per model, requests that join and leave between steps, a drafter that
-can be swapped between steps. What a request returns depends on its prompt, sampling values, seed
-and the target, never on the drafter, the lookahead, its slot or its neighbours, up to near-ties of
-floating point between passes of different shape.
+can be swapped between steps. Under the coupled rule what a request returns depends on its prompt,
+sampling values, seed and the target, never on the drafter, the lookahead, its slot or its
+neighbours, up to near-ties of floating point between passes of different shape. Under rejection its
+law does not depend on the drafter, but its tokens do, since they are drawn from the drafts.
 """
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from transformers import PreTrainedModel
 
-from draftkeep.errors import BusyError, DraftkeepError, ModelError
+from draftkeep.errors import DraftkeepError, ModelError, UnavailableError
 from draftkeep.kernels.outcome import Verified
 from draftkeep.serve.engine.admission import check
 from draftkeep.serve.engine.callers import Callers
@@ -20,9 +21,10 @@ from draftkeep.serve.engine.counters import Counters
 from draftkeep.serve.engine.decode_step import DecodeStep
 from draftkeep.serve.engine.drafting import Drafter, DraftModel, Verification
 from draftkeep.serve.engine.inbox import Inbox, Waiting
+from draftkeep.serve.engine.logprobs import Logprobs
 from draftkeep.serve.engine.lookahead import Speculation
 from draftkeep.serve.engine.model_drafter import ModelDrafter
-from draftkeep.serve.engine.record import Logprobs, Recorder
+from draftkeep.serve.engine.record import Recorder
 from draftkeep.serve.engine.request import Emission, Finish, Finished, Request, RowStep, StepReport
 from draftkeep.serve.engine.row import Row
 from draftkeep.serve.engine.scheduler import Scheduler
@@ -91,14 +93,11 @@ class Engine:
         )
         k = min(capture_k, self._target.vocab)
         self._speculator = Speculator(
-            speculation,
-            slots=slots,
-            floor=floor,
-            clock=clock,
-            counters=self._counters,
-            on_problem=problem,
+            speculation, self._counters, slots=slots, floor=floor, clock=clock, on_problem=problem
         )
-        self._recorder = Recorder(k=k, branches=capture_branches, on_failure=self._capture_failed)
+        self._recorder = Recorder(
+            self._counters, k=k, branches=capture_branches, clock=clock, on_problem=problem
+        )
         self._decode_step = DecodeStep(
             self._target, self._speculator, self._recorder, verification=verification, clock=clock
         )
@@ -116,6 +115,16 @@ class Engine:
         self._rows = self._scheduler.rows
         self._speculator.measure_target(self._target.idle_pass)
         self._speculator.install(None, ())
+        self._beat_s = clock()
+
+    @property
+    def beat_s(self) -> float:
+        """When the engine's loop last came round, by the engine's clock. Any thread.
+
+        Taken at the start of every step, between reading prompts and decoding, and before `run`
+        sleeps, which it does for half a second at most. While a pass hangs it stands still.
+        """
+        return self._beat_s
 
     @property
     def vocab(self) -> int:
@@ -127,7 +136,7 @@ class Engine:
 
         Raises InputError for a prompt that is empty, too long or of foreign ids, for max_tokens
         below 1, for other values out of range and for an id in use; BusyError where the line is
-        full.
+        full; UnavailableError once the engine was closed.
         """
         check(request, vocab=self.vocab, max_context=self.max_context)
         self._inbox.put(Waiting(request=request, queued_s=self._clock()))
@@ -164,12 +173,13 @@ class Engine:
                 on_problem=self._callers.problem,
             )
         # Before the swap is seen: the engine may lose this drafter at once.
-        self._speculator.lost = b""
+        self._speculator.forget_loss()
         self._inbox.swap(loaded)
 
     def set_speculation(self, speculation: Speculation) -> None:
-        """Speculate otherwise from the next step on. No output depends on it."""
-        self._speculator.lookahead.speculation = speculation
+        """Speculate otherwise from the next step on. Under the coupled rule no output depends on
+        it."""
+        self._speculator.speculate(speculation)
 
     def stats(self) -> EngineStats:
         """Counters and state at this moment."""
@@ -178,11 +188,14 @@ class Engine:
             slots=self.slots,
             running=len(rows),
             waiting=len(self._inbox),
+            known=self._inbox.known,
+            leaving=self._inbox.leaving,
             drafter=self._speculator.digest,
             drafter_lost=self._speculator.lost,
             verification=self._verification,
+            decoder=self._target.decoder,
             kv_used_share=sum(row.target_len for row in rows) / (self.slots * self.max_context),
-            speculation=self._speculator.lookahead.state(),
+            speculation=self._speculator.state(),
             **self._counters.snapshot(),
         )
 
@@ -193,6 +206,7 @@ class Engine:
         """
         while not stop.is_set():
             if not self.step():
+                self._beat_s = self._clock()
                 self._inbox.wait(_IDLE_WAIT_S)
         self.close()
 
@@ -201,8 +215,8 @@ class Engine:
         self._inbox.wake()
 
     def close(self) -> None:
-        """Refuse new requests and fail those that wait or run with BusyError."""
-        error = BusyError("the engine is stopping; repeat the request on another node")
+        """Refuse new requests and fail those that wait or run with UnavailableError."""
+        error = UnavailableError("the engine is stopping; repeat the request on another node")
         for waiting in self._inbox.close():
             self._inbox.forget(waiting.request.request_id)
             self._callers.fail(waiting.request, error)
@@ -216,6 +230,7 @@ class Engine:
         requests that hold a slot and leaves the engine ready; a failing pass of the drafter only
         loses the drafter.
         """
+        self._beat_s = self._clock()
         for drafter in self._inbox.take_swap():
             self._speculator.install(drafter, list(self._rows.values()))
         self._drop()
@@ -226,6 +241,7 @@ class Engine:
             return False
         try:
             self._target.prefill(self._scheduler.reading_turn())
+            self._beat_s = self._clock()
             ready = self._scheduler.ready()
             if ready:
                 self._decode(ready)
@@ -253,13 +269,21 @@ class Engine:
         decoded = self._decode_step.run(rows)
         now_s = self._clock()
         self._counters.add(steps=1, row_steps=len(rows))
-        reports = []
+        reports: list[RowStep] = []
+        over: list[tuple[Row, Finish, int]] = []
         for row, verdict, logprobs in zip(rows, decoded.verdicts, decoded.logprobs, strict=True):
             if isinstance(verdict, Verified):
-                reports.append(self._emit(row, verdict, logprobs, decoded.drafter, now_s))
+                report, ending = self._emit(row, verdict, logprobs, decoded.drafter, now_s)
+                reports.append(report)
+                if ending is not None:
+                    over.append((row, *ending))
             else:
                 self._callers.problem("a request", verdict)
                 self._fail(row, verdict)
+        # Behind everybody's tokens, which do not wait for what is kept of them.
+        self._recorder.capture()
+        for row, finish, length in over:
+            self._finish(row, finish, length)
         self._callers.step(
             StepReport(
                 drafter=decoded.drafter if decoded.drafted else b"",
@@ -273,8 +297,9 @@ class Engine:
 
     def _emit(
         self, row: Row, verdict: Verified, logprobs: Logprobs, drafter: bytes, now_s: float
-    ) -> RowStep:
-        """Take a step's tokens, deliver them, and close the request where they end it."""
+    ) -> tuple[RowStep, tuple[Finish, int] | None]:
+        """Take a step's tokens and deliver them; how and at which length the request ends with
+        them, or None."""
         request, start, gap_s = row.request, row.output_len, now_s - row.last_s
         row.take(verdict, drafter, now_s)
         finish = row.ending
@@ -298,14 +323,13 @@ class Engine:
         if not received:
             self._counters.add(cancelled=1)
             self._scheduler.release(row)
-        elif length is not None:
-            self._finish_early(row, length)
-        elif finish is not None:
-            self._finish(row, finish, row.output_len)
-        return report
+            return report, None
+        if length is not None:
+            return report, (Finish.STOP, min(length, row.output_len))
+        return report, None if finish is None else (finish, row.output_len)
 
     def _count(self, report: RowStep) -> None:
-        self._speculator.lookahead.observe(report.group, report.tested, report.accepted)
+        self._speculator.observe(report.group, report.tested, report.accepted)
         self._counters.add(
             output_tokens=report.emitted,
             drafted=report.drafted,
@@ -316,10 +340,6 @@ class Engine:
     def _finish_early(self, row: Row, length: int) -> None:
         """End where the caller said, or where the output is if that is shorter."""
         self._finish(row, Finish.STOP, min(length, row.output_len))
-
-    def _capture_failed(self, rows: Sequence[Row], error: Exception) -> None:
-        self._callers.problem("capture", error)
-        self._counters.add(capture_failed=len(rows))
 
     def _finish(self, row: Row, finish: Finish, length: int) -> None:
         self._scheduler.release(row)

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Set
 from dataclasses import dataclass
 
-from draftkeep.errors import BusyError, InputError
+from draftkeep.errors import BusyError, InputError, UnavailableError
 from draftkeep.serve.engine.drafting import Drafter
 from draftkeep.serve.engine.request import Request
 from draftkeep.serve.engine.row import Row
@@ -43,10 +43,16 @@ class Inbox:
         self._taken_s: float | None = None
 
     def put(self, waiting: Waiting) -> None:
-        """Queue a request. BusyError where the queue is full, InputError for an id in use."""
+        """Queue a request.
+
+        BusyError where the queue is full, UnavailableError once it was closed, InputError for an id
+        in use.
+        """
         with self._changed:
             if self._closed:
-                raise BusyError("the engine is stopping and takes no request; ask another node")
+                raise UnavailableError(
+                    "the engine is stopping and takes no request; ask another node"
+                )
             if len(self._queue) >= self._limit:
                 raise BusyError(
                     f"{self._limit} requests are waiting already; repeat the request later",
@@ -162,6 +168,17 @@ class Inbox:
                 timeout_s,
             )
             self._woken = False
+
+    @property
+    def known(self) -> int:
+        """How many requests were put and are not forgotten."""
+        return len(self._known)
+
+    @property
+    def leaving(self) -> int:
+        """How many of the known are asked to be dropped or to end, and still here."""
+        with self._changed:
+            return len(self._cancelled | self._ends.keys())
 
     def __len__(self) -> int:
         return len(self._queue)

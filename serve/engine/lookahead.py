@@ -1,6 +1,7 @@
 """How many tokens to draft: off, a fixed number, or what measured acceptance and cost make pay.
 
-Nothing here can reach an output: the lookahead decides only how many passes the same tokens take.
+Under the coupled rule nothing here can reach an output: the lookahead decides only how many passes
+the same tokens take. Under rejection it cannot reach the law of one.
 """
 
 import math

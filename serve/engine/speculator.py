@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from draftkeep.serve.engine.counters import Counters
 from draftkeep.serve.engine.drafting import Drafter
-from draftkeep.serve.engine.lookahead import LookaheadController, Speculation
+from draftkeep.serve.engine.lookahead import LookaheadController, Speculation, SpeculationState
 from draftkeep.serve.engine.row import Row
 from draftkeep.serve.engine.weighing import Wish
 
@@ -14,23 +14,24 @@ _IDLE_PASSES = 3
 class Speculator:
     """Drafts with one drafter at a time, for the engine's thread.
 
-    `floor` drafts where no other drafter does: from the start, after one was taken away and after
+    `lost` is the digest of a drafter given up with none handed over since, else empty. `floor`
+    drafts where no other drafter does: from the start, after one was taken away and after
     one was lost to a failing pass. None: nothing does. `on_problem(kind, error)` hears of a loss.
     """
 
     def __init__(
         self,
         speculation: Speculation,
+        counters: Counters,
         *,
         slots: int,
         floor: Drafter | None,
         clock: Callable[[], float],
-        counters: Counters,
         on_problem: Callable[[str, BaseException], None],
     ) -> None:
-        self.lookahead = LookaheadController(speculation)
         self.drafter: Drafter | None = None
         self.lost = b""
+        self._lookahead = LookaheadController(speculation)
         self._batches = sorted({1, slots})
         self._floor = floor
         self._clock = clock
@@ -42,30 +43,50 @@ class Speculator:
         """The drafter's digest, empty without one."""
         return b"" if self.drafter is None else self.drafter.digest
 
+    def state(self) -> SpeculationState:
+        """The last plan and its reason. Any thread."""
+        return self._lookahead.state()
+
+    def speculate(self, speculation: Speculation) -> None:
+        """Plan otherwise from the next step on. Any thread."""
+        self._lookahead.speculation = speculation
+
+    def forget_loss(self) -> None:
+        """Another drafter is on its way, so `lost` names none. Any thread."""
+        self.lost = b""
+
+    def observe(self, group: str, tested: int, accepted: int) -> None:
+        """Take how one row's drafts fared."""
+        self._lookahead.observe(group, tested, accepted)
+
+    def observe_pass(self, batch: int, width: int, seconds: float) -> None:
+        """Take what one pass of the target cost."""
+        self._lookahead.target_cost.observe(batch, width, seconds)
+
     def measure_target(self, idle_pass: Callable[[int, int], None]) -> None:
         """Time idle passes for the first plan; live passes correct the figures."""
-        lookahead = self.lookahead
-        if lookahead.speculation.mode == "auto":
-            for width in (1, 2, 1 + lookahead.speculation.lookahead):
+        speculation = self._lookahead.speculation
+        if speculation.mode == "auto":
+            for width in (1, 2, 1 + speculation.lookahead):
                 self._measure(
                     lambda batch, width=width: idle_pass(batch, width),  # type: ignore[misc]
-                    lambda batch, s, width=width: lookahead.target_cost.observe(batch, width, s),  # type: ignore[misc]
+                    lambda batch, s, width=width: self.observe_pass(batch, width, s),  # type: ignore[misc]
                 )
 
     def install(self, drafter: Drafter | None, rows: Collection[Row]) -> None:
         """Draft with this one, or with the floor, from now on."""
         drafter = drafter or self._floor
         self.drafter = drafter
-        self.lookahead.new_drafter()
+        self._lookahead.new_drafter()
         if drafter is None:
             return
         try:
             for row in rows:
                 drafter.forget(row)
-            if self.lookahead.speculation.mode == "auto":
+            if self._lookahead.speculation.mode == "auto":
                 self._measure(
                     drafter.idle_pass,
-                    lambda batch, s: self.lookahead.draft_cost.observe(batch, 1, s),
+                    lambda batch, s: self._lookahead.draft_cost.observe(batch, 1, s),
                 )
         except Exception as error:
             self._lose(drafter, rows, error)
@@ -86,7 +107,7 @@ class Speculator:
         before_s = 0.0 if drafter is None else drafter.forward_s
         try:
             wishes = [Wish(group=row.request.group, cap=self._cap(row)) for row in rows]
-            counts = self.lookahead.plan(wishes, running=len(rows), drafter=drafter is not None)
+            counts = self._lookahead.plan(wishes, running=len(rows), drafter=drafter is not None)
             if drafter is not None and any(counts):
                 drafter.propose(rows, counts, self._timed)
         except Exception as error:
@@ -105,7 +126,7 @@ class Speculator:
     def _timed(self, batch: int, work: Callable[[], None]) -> None:
         started = self._clock()
         work()
-        self.lookahead.draft_cost.observe(batch, 1, self._clock() - started)
+        self._lookahead.draft_cost.observe(batch, 1, self._clock() - started)
 
     def _measure(
         self, idle_pass: Callable[[int], None], observe: Callable[[int, float], None]

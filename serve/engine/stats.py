@@ -13,15 +13,20 @@ class EngineStats(Totals):
 
     `drafter` is the digest of the running one, `drafter_lost` of one that was given up after a
     failing pass with no swap since; empty where there is none. `waiting` counts requests without a
-    slot, those that had one before among them. `kv_used_share` is the part of all slots' positions
-    that running requests fill.
+    slot, those that had one before among them. `known` counts requests whose id is in use,
+    `leaving` those of them that were asked to be dropped or to end and are still here.
+    `decoder` tells how the target's layers run: "fused", or "stock: " and why its own modules do.
+    `kv_used_share` is the part of all slots' positions that running requests fill.
     """
 
     slots: int
     running: int
     waiting: int
+    known: int
+    leaving: int
     drafter: bytes
     drafter_lost: bytes
     verification: Verification
+    decoder: str
     kv_used_share: float
     speculation: SpeculationState

@@ -1,4 +1,7 @@
-"""Who may call which route: the node behind the app, and the tenant behind an API key."""
+"""Who may call which route: the node behind the app, and the tenant behind an API key.
+
+All of it is quick, hence async: a plain function would cost every request a trip to a thread.
+"""
 
 import hashlib
 import hmac
@@ -13,7 +16,7 @@ from draftkeep.serve.http.bearer import bearer_key
 from draftkeep.serve.node import Node
 
 
-def node_of(request: Request) -> Node:
+async def node_of(request: Request) -> Node:
     """The node behind the app; UnavailableError while it is being loaded."""
     node: Node | None = request.app.state.node
     if node is None:
@@ -33,7 +36,7 @@ class Holder:
     def __init__(self, scope: Scope | None) -> None:
         self._scope = scope
 
-    def __call__(self, request: Request, node: NodeOf) -> TenantPolicy:
+    async def __call__(self, request: Request, node: NodeOf) -> TenantPolicy:
         key = bearer_key(request)
         if not key:
             raise DeniedError("no API key; send it as Authorization: Bearer KEY")
@@ -48,7 +51,7 @@ ChatTenant = Annotated[TenantPolicy, Depends(Holder("chat"))]
 CompletionsTenant = Annotated[TenantPolicy, Depends(Holder("completions"))]
 
 
-def administered(request: Request, node: NodeOf) -> Node:
+async def administered(request: Request, node: NodeOf) -> Node:
     """The node, for whoever holds the administrator's key; ForbiddenError otherwise."""
     if not _is_admin(request, node):
         raise ForbiddenError(
@@ -58,14 +61,14 @@ def administered(request: Request, node: NodeOf) -> Node:
     return node
 
 
-def measured(request: Request, node: NodeOf) -> Node:
+async def measured(request: Request, node: NodeOf) -> Node:
     """The node, for whoever may read its metrics.
 
     That is the administrator, a key with the scope `metrics`, and everyone where the configuration
     says so. Raises as `Holder` does.
     """
     if not node.open_metrics and not _is_admin(request, node):
-        Holder("metrics")(request, node)
+        await Holder("metrics")(request, node)
     return node
 
 

@@ -35,13 +35,20 @@ class EraseBody(BaseModel):
 @router.get("/stats")
 async def stats(node: AdminNode) -> dict[str, Any]:
     """Counters since start: engine, domains, capture, and what each tenant used."""
-    plain: dict[str, Any] = _plain(node.stats())
+    stats = asdict(node.stats())
+    # Beside the engine's counters and not among them: whoever looks wants these first.
+    drafter, state = stats["engine"].pop("drafter"), stats["engine"].pop("speculation")
+    plain: dict[str, Any] = _plain({**stats, "drafter": drafter or None, "speculation": state})
     return plain
 
 
 @router.post("/speculation")
 async def speculation(body: SpeculationBody, node: AdminNode) -> dict[str, Any]:
-    """Change how the engine speculates, between two steps. Outputs do not depend on it."""
+    """Change how the engine speculates, between two steps.
+
+    Under the coupled rule no output depends on it; under the rejection rule outputs do for a given
+    seed, and only their distribution does not.
+    """
     lookahead = node.set_speculation(body.mode, body.lookahead)
     return {"mode": body.mode, "lookahead": lookahead}
 

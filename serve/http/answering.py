@@ -15,7 +15,7 @@ from draftkeep.policies.tenant import UNKNOWN_DOMAIN, TenantPolicy
 from draftkeep.serve.capture import CaptureTag
 from draftkeep.serve.engine.request import Request as EngineRequest
 from draftkeep.serve.http.choice_text import ChoiceText
-from draftkeep.serve.http.event_stream import EventStream
+from draftkeep.serve.http.chunks import Chunks
 from draftkeep.serve.http.generation import Choice, Generation
 from draftkeep.serve.http.logprobs import TokenBytes
 from draftkeep.serve.http.obfuscation import Padding, event_line
@@ -23,7 +23,7 @@ from draftkeep.serve.http.openai_types import ChatRequest, CompletionRequest
 from draftkeep.serve.http.pacing import Pacer
 from draftkeep.serve.http.prompting import sampling_of, seed_of
 from draftkeep.serve.http.responses import Answer, Reply
-from draftkeep.serve.http.stream_events import StreamEvents
+from draftkeep.serve.http.sse_response import SseResponse
 from draftkeep.serve.node import Node
 
 _coin = random.SystemRandom()
@@ -57,7 +57,7 @@ async def answer(
     echoes = [prompt.echo for prompt, _ in wanted]
     if not body.stream:
         return await _whole(generation, reply, request, echoes)
-    return EventStream(_stream(node, generation, reply, body, echoes), generation)
+    return SseResponse(_stream(node, generation, reply, body, echoes), generation)
 
 
 def _reply(
@@ -227,21 +227,20 @@ async def _stream(
 ) -> AsyncGenerator[str, None]:
     """The lines of a stream, as they come or on the node's schedule."""
     padding = Padding(secrets.token_urlsafe, alternatives=body.alternatives)
-    events = StreamEvents(
+    chunks = Chunks(
         generation,
         reply,
         openings=[
             reply.opening(index, echo) for index, echo in enumerate(echoes) if reply.chat or echo
         ],
         write=padding.line if body.padded else event_line,
-        ready=lambda: node.ready,
     )
     if node.release == "immediate":
-        async for event in events:
-            yield event.line
+        async for chunk in chunks:
+            yield chunk.line
         return
     pacer = Pacer(
-        len(echoes), filler=events.filler, tick_s=node.release_tick_s, clock=time.monotonic
+        len(echoes), filler=chunks.filler, tick_s=node.release_tick_s, clock=time.monotonic
     )
-    async for burst in pacer.bursts(events):
+    async for burst in pacer.bursts(chunks):
         yield burst

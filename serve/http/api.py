@@ -36,6 +36,8 @@ async def model(model_id: str, node: NodeOf, tenant: TenantOf) -> dict[str, Any]
 async def chat(body: ChatRequest, request: Request, node: NodeOf, tenant: ChatTenant) -> Any:
     """Answers to one conversation."""
     _check(node, body)
+    # The prompt of a tenant at its limit is not worth reading.
+    node.limits.peek(tenant.name, choices=body.choices)
     # In a thread: the template and the encoding of a long prompt would hold up every stream.
     ids = await run_in_threadpool(chat_prompt, node.target, body)
     cap = output_cap(ids, body.token_cap, max_context=node.max_context, param="messages")
@@ -48,12 +50,13 @@ async def completions(
 ) -> Any:
     """Completions of one prompt or of several."""
     _check(node, body)
-    if len(body.prompt) * body.choices > MAX_ANSWERS:
+    answers = len(body.prompt) * body.choices
+    if answers > MAX_ANSWERS:
         raise InputError(
-            f"prompts times n is {len(body.prompt) * body.choices}, expected at most "
-            f"{MAX_ANSWERS}; send several requests",
+            f"prompts times n is {answers}, expected at most {MAX_ANSWERS}; send several requests",
             param="prompt",
         )
+    node.limits.peek(tenant.name, choices=answers)
     encoded = await run_in_threadpool(completion_prompts, node.target, body)
     prompts = []
     for ids, text in encoded:

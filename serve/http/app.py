@@ -11,7 +11,7 @@ from draftkeep.serve.http.access import MeasuredNode
 from draftkeep.serve.http.admin import router as admin_router
 from draftkeep.serve.http.api import router as api_router
 from draftkeep.serve.http.body_limit import BodyLimit
-from draftkeep.serve.http.request_log import CountRequests
+from draftkeep.serve.http.count_requests import CountRequests
 from draftkeep.serve.node import Node
 
 router = APIRouter()
@@ -36,7 +36,7 @@ def build_app(node: Node | None = None) -> FastAPI:
 @router.get("/healthz")
 @router.get("/health")
 async def healthz(request: Request) -> Response:
-    """200 while the process lives and its engine has not died."""
+    """200 while the process lives and its engine neither died nor stalled."""
     node: Node | None = request.app.state.node
     return JSONResponse({}, status_code=200 if node is None or node.alive else 503)
 

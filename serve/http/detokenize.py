@@ -1,6 +1,7 @@
 """Turns a growing list of token ids into text, never emitting half a character."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 REPLACEMENT = "\ufffd"
@@ -23,8 +24,7 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        added = tokenizer.added_tokens_decoder
-        self._special = frozenset(token for token, entry in added.items() if entry.special)
+        self._special = special_ids(tokenizer)
         self._window: list[int] = []
         self._held = 0  # ids at the window's end that are not fully emitted
         self._sent = 0  # characters of the window's text that were emitted
@@ -55,6 +55,13 @@ class Detokenizer:
 
     def _decode(self) -> str:
         return whole_text(self._tokenizer, self._window)
+
+
+@lru_cache(maxsize=4)
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """The ids that give no text. Listed once for a tokenizer, which may have hundreds of them."""
+    added = tokenizer.added_tokens_decoder
+    return frozenset(token for token, entry in added.items() if entry.special)
 
 
 def whole_text(tokenizer: Any, ids: Sequence[int]) -> str:

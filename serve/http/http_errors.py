@@ -30,10 +30,8 @@ _STATUS: tuple[tuple[type[DraftkeepError], int, str, str | None], ...] = (
 )
 
 
-def error_body(error: DraftkeepError, *, ready: bool) -> tuple[int, dict[str, object]]:
-    """(status, body) of an error. A node that is not `ready` is unavailable, not busy."""
-    if isinstance(error, BusyError) and not ready:
-        error = UnavailableError(str(error))
+def error_body(error: DraftkeepError) -> tuple[int, dict[str, object]]:
+    """(status, body) of an error."""
     status, kind, code = 500, "server_error", None
     for known, its_status, its_kind, its_code in _STATUS:
         if isinstance(error, known):
@@ -50,10 +48,9 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(DraftkeepError)
     async def _ours(request: Request, error: DraftkeepError) -> JSONResponse:
-        node = request.app.state.node
-        status, body = error_body(error, ready=node is not None and node.ready)
+        status, body = error_body(error)
         headers = None
-        if isinstance(error, BusyError) and status == 429:
+        if isinstance(error, BusyError):
             headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
         return JSONResponse(body, status_code=status, headers=headers)
 

@@ -47,9 +47,9 @@ Stops = Annotated[
     Field(max_length=MAX_STOPS),
     BeforeValidator(lambda v: [] if v == "" else _as_list(v)),
 ]
-Prompt = Annotated[str, Field(min_length=1)] | Annotated[list[StrictInt], Field(min_length=1)]
-Prompts = Annotated[
-    list[Prompt], Field(min_length=1, max_length=MAX_PROMPTS), BeforeValidator(_as_list)
+SentPrompt = Annotated[str, Field(min_length=1)] | Annotated[list[StrictInt], Field(min_length=1)]
+SentPrompts = Annotated[
+    list[SentPrompt], Field(min_length=1, max_length=MAX_PROMPTS), BeforeValidator(_as_list)
 ]
 # Some clients send false for null; a number asks for something, even 0.
 TopLogprobs = Annotated[
@@ -201,7 +201,7 @@ class CompletionRequest(_Sampled):
 
     _neutral = {**unsupported.IN_BODY, **unsupported.IN_COMPLETION}
 
-    prompt: Prompts
+    prompt: SentPrompts
     best_of: int | None = None
     echo: bool | None = None
     logprobs: TopLogprobs = None

@@ -1,14 +1,14 @@
-"""Releases a stream's events on a fixed schedule, so that their times do not follow acceptance."""
+"""Releases a stream's chunks on a fixed schedule, so that their times do not follow acceptance."""
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 
-from draftkeep.serve.http.stream_events import Event
+from draftkeep.serve.http.chunks import Chunk
 
 
 class Pacer:
-    """Turns events into bursts, one every `tick_s`: one event of every choice that has not ended.
+    """Turns chunks into bursts, one every `tick_s`: one chunk of every choice that has not ended.
 
     A choice with nothing to release gets `filler(choice)`. What belongs to the whole stream comes
     last, one a tick. The first burst leaves after one tick. Ticks that a slow reader missed are not
@@ -26,7 +26,7 @@ class Pacer:
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._waiting: dict[int, deque[Event]] = {index: deque() for index in range(choices)}
+        self._waiting: dict[int, deque[Chunk]] = {index: deque() for index in range(choices)}
         self._trailers: deque[str] = deque()
         self._drained = False
         self._filler = filler
@@ -34,9 +34,9 @@ class Pacer:
         self._clock = clock
         self._sleep = sleep
 
-    async def bursts(self, events: AsyncIterable[Event]) -> AsyncIterator[str]:
-        """The lines of every tick, joined. `events` is read ahead of the schedule."""
-        reader = asyncio.ensure_future(self._read(events))
+    async def bursts(self, chunks: AsyncIterable[Chunk]) -> AsyncIterator[str]:
+        """The lines of every tick, joined. `chunks` is read ahead of the schedule."""
+        reader = asyncio.ensure_future(self._read(chunks))
         due_s = self._clock()
         try:
             while not (self._drained and not self._waiting and not self._trailers):
@@ -52,13 +52,13 @@ class Pacer:
         finally:
             reader.cancel()
 
-    async def _read(self, events: AsyncIterable[Event]) -> None:
+    async def _read(self, chunks: AsyncIterable[Chunk]) -> None:
         try:
-            async for event in events:
-                if event.choice is None:
-                    self._trailers.append(event.line)
+            async for chunk in chunks:
+                if chunk.choice is None:
+                    self._trailers.append(chunk.line)
                 else:
-                    self._waiting[event.choice].append(event)
+                    self._waiting[chunk.choice].append(chunk)
         finally:
             self._drained = True
 
@@ -66,9 +66,9 @@ class Pacer:
         lines = []
         for choice, waiting in list(self._waiting.items()):
             if waiting:
-                event = waiting.popleft()
-                lines.append(event.line)
-                if event.last:
+                chunk = waiting.popleft()
+                lines.append(chunk.line)
+                if chunk.last:
                     del self._waiting[choice]
             elif self._drained:
                 # The stream failed before this choice could end.

@@ -4,7 +4,7 @@ The stock sdpa path of transformers repeats the keys and values of a grouped-que
 query head wherever a mask is given, which at batch 8 costs more than the attention itself.
 
 Shapes: B rows, H query heads, G key-value heads, W query positions, K key positions, D head width,
-Q = H / G query heads that share one key-value head.
+Q = H / G query heads of a group, which share one key-value head.
 """
 
 from typing import Any
@@ -26,9 +26,9 @@ def folds(width: int, device_type: str) -> bool:
     return width == 1 or device_type != "cpu"
 
 
-def folded_mask(mask_B1WK: Tensor, shared: int) -> Tensor:
+def folded_mask(mask_B1WK: Tensor, group: int) -> Tensor:
     """The mask of folded queries [B, 1, Q * W, K], or the same where one row serves all."""
-    return mask_B1WK if mask_B1WK.shape[2] == 1 else mask_B1WK.repeat(1, 1, shared, 1)
+    return mask_B1WK if mask_B1WK.shape[2] == 1 else mask_B1WK.repeat(1, 1, group, 1)
 
 
 def attend(
@@ -39,17 +39,17 @@ def attend(
     `mask` is [B, 1, W, K], passed through `folded_mask` where `folds` says so.
     """
     batch, heads, width, depth = query_BHWD.shape
-    shared = heads // key_BGKD.shape[1]
-    fold = shared > 1 and folds(width, query_BHWD.device.type)
+    group = heads // key_BGKD.shape[1]
+    fold = group > 1 and folds(width, query_BHWD.device.type)
     if fold:
-        query_BHWD = query_BHWD.reshape(batch, -1, shared * width, depth)
+        query_BHWD = query_BHWD.reshape(batch, -1, group * width, depth)
     output = scaled_dot_product_attention(
         query_BHWD,
         key_BGKD,
         value_BGKD,
         attn_mask=mask,
         scale=scale,
-        enable_gqa=shared > 1 and not fold,
+        enable_gqa=group > 1 and not fold,
     )
     if fold:
         output = output.reshape(batch, heads, width, -1)
@@ -69,9 +69,9 @@ def grouped_attention(
     if attention_mask is None:
         raise ValueError(f"{type(module).__name__} attends without the mask it was given")
     batch, heads, width = query_BHWD.shape[:3]
-    shared = heads // key_BGKD.shape[1]
-    if shared > 1 and folds(width, query_BHWD.device.type):
-        attention_mask = folded_mask(attention_mask, shared)
+    group = heads // key_BGKD.shape[1]
+    if group > 1 and folds(width, query_BHWD.device.type):
+        attention_mask = folded_mask(attention_mask, group)
     output = attend(query_BHWD, key_BGKD, value_BGKD, attention_mask, scaling)
     return output.view(batch, width, heads, -1), None
 

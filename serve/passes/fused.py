@@ -5,7 +5,8 @@ key and value are one product, gate and up another, the residual is added by the
 a branch, and keys and values are written by one copy.
 
 Shapes: B rows, W width, R = B * W tokens, C hidden width, H query heads, G key-value heads, N = H +
-G, D head width, K positions seen, S positions of a slot, E a token's keys and values.
+G, D head width, K positions seen, S positions of a slot, J = (N + G) * D a token's queries, keys
+and values.
 """
 
 import math
@@ -18,6 +19,7 @@ from torch.nn import functional
 
 from draftkeep.serve.passes.attention import attend, folded_mask, folds
 from draftkeep.serve.passes.cache import SlotCache, SlotLayer
+from draftkeep.serve.passes.likeness import eps_of
 
 
 class RootMeanSquare:
@@ -45,64 +47,67 @@ class RootMeanSquare:
 class FusedLayer(nn.Module):
     """One layer over joined weights, of which the layer it was made from keeps views.
 
-    Raises AttributeError or ValueError for a layer that is not built as Llama's, Qwen2's and
-    Qwen3's are.
+    That layer must be built as Llama's, Qwen2's and Qwen3's are, as `unlike` tells.
+
+    - `head_width`, `query_heads`, `key_heads`: D, H and G; `scale` is what q.k is multiplied by.
+    - `qkv`, `gate_up`: the joined projections; `out`, `down`: those that end the two branches.
+    - `query_width`: the first columns of `qkv`'s output, the queries; `turned_width`: those and the
+      keys, which the rotation turns; the rest are values.
+    - `before`, `between`: the norms at the head of the two branches; `head_norm`: of every query
+      and key head, None where the layer has none.
+    - `inner_width`: the first columns of `gate_up`'s output, which go through `activation`.
     """
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        _only(layer, "self_attn", "mlp", "input_layernorm", "post_attention_layernorm")
         attention: Any = layer.self_attn
         mlp: Any = layer.mlp
-        _only(attention, "q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
-        _only(mlp, "gate_proj", "up_proj", "down_proj", "act_fn")
-        self.depth = int(attention.head_dim)
+        self.head_width = int(attention.head_dim)
         self.scale = float(attention.scaling)
         outputs = [attention.q_proj.out_features, attention.k_proj.out_features]
-        self.heads, self.shared = (count // self.depth for count in outputs)
-        self.turned = sum(outputs)
-        self.asked = outputs[0]
+        self.query_heads, self.key_heads = (count // self.head_width for count in outputs)
+        self.query_width, self.turned_width = outputs[0], sum(outputs)
         self.before = _norm(layer.input_layernorm)
         self.between = _norm(layer.post_attention_layernorm)
-        self.head_norm = _head_norm(attention, self.heads, self.shared)
+        self.head_norm = _head_norm(attention, self.query_heads, self.key_heads)
         self.qkv: nn.Module = _join([attention.q_proj, attention.k_proj, attention.v_proj])
         self.out: nn.Module = _join([attention.o_proj])
         self.gate_up: nn.Module = _join([mlp.gate_proj, mlp.up_proj])
         self.down: nn.Module = _join([mlp.down_proj])
         self.activation: nn.Module = mlp.act_fn
-        self.inner = mlp.down_proj.in_features
+        self.inner_width = mlp.down_proj.in_features
 
     def forward(
         self, hidden_RC: Tensor, cos_R1D: Tensor, sin_R1D: Tensor, mask: Tensor, slots: SlotLayer
     ) -> None:
         """Turn hidden_RC, in place, into the layer's output."""
-        joined_RE: Tensor = self.qkv(self.before(hidden_RC))
-        turned_RND = joined_RE[:, : self.turned].view(len(hidden_RC), -1, self.depth)
+        joined_RJ: Tensor = self.qkv(self.before(hidden_RC))
+        turned_RND = joined_RJ[:, : self.turned_width].view(len(hidden_RC), -1, self.head_width)
         if self.head_norm is not None:
             turned_RND.copy_(self.head_norm(turned_RND))
         # sin carries the sign of each half, so that rolling is the whole rotation.
-        rolled_RND = turned_RND.roll(self.depth // 2, -1)
+        rolled_RND = turned_RND.roll(self.head_width // 2, -1)
         turned_RND.mul_(cos_R1D).addcmul_(rolled_RND, sin_R1D)
-        key_BGKD, value_BGKD = slots.write(joined_RE[:, self.asked :])
-        query_BWHD = turned_RND[:, : self.heads].view(len(key_BGKD), -1, self.heads, self.depth)
+        key_BGKD, value_BGKD = slots.write(joined_RJ[:, self.query_width :])
+        queries_RHD = turned_RND[:, : self.query_heads]
+        query_BWHD = queries_RHD.view(len(key_BGKD), -1, self.query_heads, self.head_width)
         mixed = attend(query_BWHD.transpose(1, 2), key_BGKD, value_BGKD, mask, self.scale)
         _add_product(hidden_RC, mixed.flatten(0, 1), self.out)
         both: Tensor = self.gate_up(self.between(hidden_RC))
-        gated = self.activation(both[:, : self.inner]).mul_(both[:, self.inner :])
+        gated = self.activation(both[:, : self.inner_width]).mul_(both[:, self.inner_width :])
         _add_product(hidden_RC, gated, self.down)
 
 
 class FusedDecoder(nn.Module):
     """Embedding, layers and last norm of a Llama-like `decoder`, writing to `cache`.
 
-    The weights are the decoder's own, joined; it goes on working over views of them. Raises
-    AttributeError, TypeError or ValueError for a decoder of another build. Whether the two agree
-    is for the caller to see: a build can look alike and compute something else.
+    The weights are the decoder's own, joined; it goes on working over views of them. `unlike` must
+    have found nothing against it. Whether the two agree is for the caller to see: a build can look
+    alike and compute something else.
     """
 
     def __init__(self, decoder: nn.Module, cache: SlotCache, context: int) -> None:
         super().__init__()
-        _only(decoder, "embed_tokens", "layers", "norm", "rotary_emb")
         stock: Any = decoder
         self._embed: nn.Module = stock.embed_tokens
         self._norm = _norm(stock.norm)
@@ -111,10 +116,9 @@ class FusedDecoder(nn.Module):
         self._cos_SD, self._sin_SD = _turns(stock.rotary_emb, weight_VC, context)
         self._layers = nn.ModuleList(FusedLayer(layer) for layer in stock.layers)
         for layer, slots in zip(self.fused, cache.slot_layers, strict=True):
-            if layer.depth != self._cos_SD.shape[1]:
-                raise ValueError("the rotation does not cover the whole head")
+            width = layer.head_width
             slots.allocate(
-                heads=layer.shared, key_width=layer.depth, value_width=layer.depth, like=weight_VC
+                heads=layer.key_heads, key_width=width, value_width=width, like=weight_VC
             )
 
     @property
@@ -131,7 +135,7 @@ class FusedDecoder(nn.Module):
         first = self.fused[0]
         mask = mask_B1WK
         if folds(width, hidden_RC.device.type):
-            mask = folded_mask(mask, first.heads // first.shared)
+            mask = folded_mask(mask, first.query_heads // first.key_heads)
         for layer, slots in zip(self.fused, self._cache.slot_layers, strict=True):
             layer(hidden_RC, cos_R1D, sin_R1D, mask, slots)
         return self._norm(hidden_RC).view(batch, width, -1)
@@ -145,38 +149,25 @@ def _add_product(hidden_RC: Tensor, x: Tensor, linear: nn.Module) -> None:
         hidden_RC.add_(linear(x))
 
 
-def _only(module: nn.Module, *names: str) -> None:
-    """Raise ValueError where the module has children of other names."""
-    if odd := {name for name, _ in module.named_children()} - set(names):
-        raise ValueError(f"{type(module).__name__} has parts this engine does not fuse: {odd}")
+def _norm(norm: Any) -> RootMeanSquare:
+    return RootMeanSquare(norm.weight.detach(), cast(float, eps_of(norm)))
 
 
-def _norm(module: Any) -> RootMeanSquare:
-    eps = getattr(module, "variance_epsilon", None)
-    return RootMeanSquare(module.weight.detach(), float(module.eps if eps is None else eps))
-
-
-def _head_norm(attention: Any, heads: int, shared: int) -> RootMeanSquare | None:
+def _head_norm(attention: Any, query_heads: int, key_heads: int) -> RootMeanSquare | None:
     """Qwen3's norms of every query and key head as one of all N heads, or None without them."""
     if not hasattr(attention, "q_norm"):
         return None
     query, key = attention.q_norm, attention.k_norm
     weight_ND = torch.cat(
-        [query.weight.detach().expand(heads, -1), key.weight.detach().expand(shared, -1)]
+        [query.weight.detach().expand(query_heads, -1), key.weight.detach().expand(key_heads, -1)]
     )
-    if query.variance_epsilon != key.variance_epsilon:
-        raise ValueError("query and key norms with different epsilons")
-    return RootMeanSquare(weight_ND, float(query.variance_epsilon))
+    return RootMeanSquare(weight_ND, cast(float, eps_of(query)))
 
 
 def _join(linears: Sequence[nn.Linear]) -> nn.Linear:
     """One linear layer of several with one input; theirs become views of its weight and bias."""
-    if any(type(linear) is not nn.Linear for linear in linears):
-        raise ValueError("a projection is not a plain linear layer")
     sizes = [linear.out_features for linear in linears]
     biased = linears[0].bias is not None
-    if any((linear.bias is not None) != biased for linear in linears):
-        raise ValueError("only some of the joined projections have a bias")
     joined = nn.Linear(linears[0].in_features, sum(sizes), bias=biased, device="meta")
     for name in ("weight", "bias") if biased else ("weight",):
         whole = torch.cat([getattr(linear, name).detach() for linear in linears])

@@ -16,6 +16,8 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
+from draftkeep.serve.passes.likeness import hooked
+
 Packing = Literal["measured", "always", "never"]
 
 PARITY = 1e-4
@@ -56,10 +58,10 @@ def pack_linears(
 
     The model belongs to the caller of this function from here on: layers are replaced in place and
     it can no longer be trained or saved. A weight shared with an embedding is copied into the
-    packed form, so the embedding goes on working. Layers off the CPU, not in float32, without the
-    operators, or off by more than `PARITY` of their own largest output stay as they are; with
-    `measured` so do those whose shape is not clearly faster packed: by a tenth, over passes of 1,
-    5, 9 and 40 rows, so that starts on one machine mostly agree.
+    packed form, so the embedding goes on working. Layers off the CPU, not in float32, with hooks,
+    without the operators, or off by more than `PARITY` of their own largest output stay as they
+    are; with `measured` so do those whose shape is not clearly faster packed: by a tenth, over
+    passes of 1, 5, 9 and 40 rows, so that starts on one machine mostly agree.
     """
     if packing == "never":
         return 0
@@ -83,7 +85,7 @@ def pack_linears(
 def _packed(linear: nn.Linear) -> PackedLinear | None:
     """The packed twin of `linear`, or None where it cannot be had or does not agree."""
     weight = linear.weight
-    if weight.device.type != "cpu" or weight.dtype != torch.float32:
+    if weight.device.type != "cpu" or weight.dtype != torch.float32 or hooked(linear):
         return None
     try:
         with torch.inference_mode():

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from draftkeep.errors import ModelError
 from draftkeep.serve.passes import attention
+from draftkeep.serve.passes.likeness import hooked
 
 # These change the frequencies of a row with the length of the longest one beside it.
 _LENGTH_DEPENDENT = {"dynamic", "longrope"}
@@ -43,6 +44,11 @@ def _reasons(model: PreTrainedModel, context: int) -> Iterator[str]:
     limit = int(getattr(config, "max_position_embeddings", None) or context)
     if limit < context:
         yield f"it reads {limit} positions but {context} were asked for, lower max_context"
+    if hooked(model):
+        yield (
+            "it runs hooks or a forward of its own around the whole, which is run in parts, put "
+            "them on its decoder or its head"
+        )
     if model.get_output_embeddings() is None:  # type: ignore[no-untyped-call]
         yield "it has no head that writes tokens"
     for name, neutral in _NEUTRAL.items():

@@ -17,15 +17,15 @@ from draftkeep.serve.passes import attention
 from draftkeep.serve.passes.cache import SlotCache, view_length
 from draftkeep.serve.passes.fused import FusedDecoder
 from draftkeep.serve.passes.graphs import WIDTHS, FixedPasses, Graphs
+from draftkeep.serve.passes.likeness import hooked, unlike
 from draftkeep.serve.passes.packed import Packing, pack_linears
 from draftkeep.serve.passes.rectangle import Segment, lay_out, neighbours
 from draftkeep.serve.passes.refusals import refuse
+from draftkeep.serve.passes.trial import Trial
 
 __all__ = ["PREFILL_CHUNK", "ModelRunner", "Segment"]
 
 PREFILL_CHUNK = 128
-# Of the largest logit. Passes of different shape round differently, the more the coarser the type.
-_TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 _BROKEN = (RuntimeError, IndexError, KeyError, TypeError, ValueError, AttributeError)
 
 # Token ids and last positions seen [B, W], and an additive mask [B, 1, W, K], to hidden [B, W, C].
@@ -40,6 +40,11 @@ class ModelRunner:
     in its dtype. It must be a decoder whose attention sees the whole past; the runner compares its
     own ragged passes with the model's before it takes over and raises ModelError where they differ,
     so a head with scaling or an attention with a bias is refused, not served wrong.
+
+    `decoder` is "fused" where FusedDecoder runs the layers, or "stock: " and why the model's own
+    modules do. Where the fused one was tried and failed or differed, `on_problem` hears of it once.
+    Hooks on modules of the decoder and on the head run at every pass: such a decoder is not fused,
+    such a layer not packed, and no pass is a graph.
 
     `graphs`: passes at fixed shapes as CUDA graphs where the model is on a GPU (`auto`), at fixed
     shapes on any device (`fixed`), or not (`never`). They pad to one of `widths`. Where a capture
@@ -67,19 +72,27 @@ class ModelRunner:
         weight = cast(Tensor, self._head.weight)
         self.vocab, self.device, self._dtype = len(weight), weight.device, weight.dtype
         self._fixed: FixedPasses | None = None
+        self._decode: Decode
         self._parts: list[nn.Module] = [model]
+        # A graph replays kernels, not the code between them.
+        fixes = not any(hooked(module) for module in model.modules())
         try:
-            expected = self._plain_probe()
-            self._decode = self._take_over(expected)
+            trial = Trial(model, slots=slots)
+            self.decoder = self._take_over(trial)
             self.packed = pack_linears(nn.ModuleList(self._parts), packing)
             self._head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-            self._check(expected)
+            difference = self._difference(trial)
         except _BROKEN as error:
             raise ModelError(
                 f"a trial pass of {type(model).__name__} failed with {type(error).__name__}; it is "
                 "of a kind this engine does not serve, or its files do not fit each other"
             ) from error
-        if graphs == "fixed" or (graphs == "auto" and self.device.type == "cuda"):
+        if difference is not None:
+            raise ModelError(
+                f"the model's {difference}; its attention or head is of a kind this engine does "
+                "not serve: choose a decoder with full attention and a plain head"
+            )
+        if fixes and (graphs == "fixed" or (graphs == "auto" and self.device.type == "cuda")):
             self._fixed = FixedPasses(
                 self._logits, slots=slots, context=context, device=self.device, widths=widths
             )
@@ -168,65 +181,45 @@ class ModelRunner:
             index_2N = index_2N.pin_memory().to(self.device, non_blocking=True)
         return index_2N[0], index_2N[1]
 
-    def _take_over(self, expected_TV: Tensor) -> Decode:
-        """The decoder over its slot cache: fused where it can be and agrees, else the stock one."""
-        decoder: Any = self.model.base_model
-        try:
-            self._cache = self._new_cache()
-            fused = FusedDecoder(decoder, self._cache, self.context)
-            self._decode = fused
-            if self._gap(expected_TV) <= _TOLERANCE[self._dtype]:
-                # The stock layers hold views that would keep alive what packing replaces.
-                decoder.layers = nn.ModuleList()
-                self._parts.append(fused)
-                return fused
-        except _BROKEN:
-            pass
+    def _take_over(self, trial: Trial) -> str:
+        """Choose the decoder over its slot cache, fused where it can be and agrees: `decoder`."""
+        if (reason := self._fuse(trial)) is None:
+            return "fused"
         self._cache = self._new_cache()
         self.model.config._attn_implementation = attention.NAME
-        return StockDecoder(decoder, self._cache)
+        self._decode = StockDecoder(self.model.base_model, self._cache)
+        return f"stock: {reason}"
+
+    def _fuse(self, trial: Trial) -> str | None:
+        """Take the fused decoder, or return why not; report it where that is a surprise."""
+        decoder: Any = self.model.base_model
+        self._cache = self._new_cache()
+        try:
+            if (reason := unlike(decoder)) is not None:
+                return reason
+            fused = FusedDecoder(decoder, self._cache, self.context)
+            self._decode = fused
+            difference = self._difference(trial)
+        except _BROKEN as error:
+            self._on_problem("the fused decoder", error)
+            return f"the fused one failed with {type(error).__name__}"
+        if difference is not None:
+            told = f"the fused decoder's {difference}; the model's own modules run instead, slower"
+            self._on_problem("the fused decoder", ModelError(told))
+            return f"the fused one's {difference}"
+        # The stock layers hold views that would keep alive what packing replaces.
+        decoder.layers = nn.ModuleList()
+        self._parts.append(fused)
+        return None
+
+    def _difference(self, trial: Trial) -> str | None:
+        difference = trial.difference(self.prefill, self.forward)
+        self.clear()
+        return difference
 
     def _new_cache(self) -> SlotCache:
         layers = int(self.model.config.num_hidden_layers)
         return SlotCache(layers=layers, slots=self.slots, context=self.context)
-
-    def _probe_ids(self) -> list[int]:
-        return [(7 * index + 1) % self.model.config.vocab_size for index in range(6)]
-
-    def _plain_probe(self) -> Tensor:
-        with torch.inference_mode():
-            ids = torch.tensor([self._probe_ids()], device=self.device)
-            logits_TV: Tensor = self.model(input_ids=ids, use_cache=False).logits[0].float()
-        if not bool(torch.isfinite(logits_TV).all()):
-            raise ModelError(
-                "the model gives values that are not numbers for six plain tokens; its weights are "
-                "damaged or its precision is too low: load another copy"
-            )
-        return logits_TV
-
-    def _gap(self, expected_TV: Tensor) -> float:
-        """How far ragged passes, a rewind and a gap between slots are from the plain logits."""
-        ids, last = self._probe_ids(), self.slots - 1
-        self.prefill([Segment(slot=0, tokens=ids[:2], start=0)])
-        first = Segment(slot=0, tokens=ids[2:], start=2, want=4)
-        got, expected = [self.forward([first])], [expected_TV[2:]]
-        if last:
-            fresh = Segment(slot=last, tokens=ids[:3], start=0, want=3)
-            got += [self.forward([first, fresh])]
-            got += [self.forward([Segment(slot=last, tokens=ids[2:], start=2, want=4)])]
-            expected += [expected_TV[2:], expected_TV[:3], expected_TV[2:]]
-        self.clear()
-        gap = float((torch.cat(got) - torch.cat(expected)).abs().max())
-        return gap / float(expected_TV.abs().max().clamp_min(1e-6))
-
-    def _check(self, expected_TV: Tensor) -> None:
-        gap, allowed = self._gap(expected_TV), _TOLERANCE[self._dtype]
-        if not gap <= allowed:
-            raise ModelError(
-                f"the model's cached passes differ from its plain ones by {gap:.2g} of the largest "
-                f"logit (allowed {allowed:g}); its attention or head is of a kind this engine does "
-                "not serve: choose a decoder with full attention and a plain head"
-            )
 
 
 class StockDecoder:

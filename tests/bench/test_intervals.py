@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.intervals import share_interval, slope, speed_ratio
+from bench.intervals import share_interval, slope, speed_ratio, steady_ratio
 
 
 def _pairs(rng: Any, count: Any, *, faster: Any, noise: Any) -> Any:
@@ -40,11 +40,35 @@ def test_more_requests_narrow_the_interval() -> None:
     assert many.high - many.low < 0.5 * (few.high - few.low)
 
 
-def test_unpaired_runs_are_refused() -> None:
+def test_a_few_slow_rounds_do_not_move_the_steady_ratio() -> None:
+    rng = np.random.default_rng(6)
+    hits, errors = 0, []
+    for _ in range(60):
+        pairs = _pairs(rng, 14, faster=0.98, noise=0.01)
+        for slow in rng.integers(14, size=3):
+            pairs["seconds"][slow] *= 1.5
+        found = steady_ratio(**pairs)
+        assert found.low <= found.value <= found.high
+        errors.append((abs(found.value - 0.98), abs(speed_ratio(**pairs).value - 0.98)))
+        hits += found.low <= 0.98 <= found.high
+    assert hits >= 45
+    steady, summed = np.mean(errors, axis=0)
+    assert steady < 0.02 < 0.05 < summed
+
+
+def test_the_steady_ratio_of_equal_rounds_is_theirs() -> None:
+    found = steady_ratio(
+        tokens=[10, 30], seconds=[1, 3], other_tokens=[10, 30], other_seconds=[2, 6]
+    )
+    assert found.value == found.low == found.high == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("ratio", [speed_ratio, steady_ratio])
+def test_unpaired_runs_are_refused(ratio: Any) -> None:
     with pytest.raises(ValueError, match="pairs"):
-        speed_ratio(tokens=[1], seconds=[1], other_tokens=[1, 2], other_seconds=[1, 2])
+        ratio(tokens=[1], seconds=[1], other_tokens=[1, 2], other_seconds=[1, 2])
     with pytest.raises(ValueError, match="pairs"):
-        speed_ratio(tokens=[], seconds=[], other_tokens=[], other_seconds=[])
+        ratio(tokens=[], seconds=[], other_tokens=[], other_seconds=[])
 
 
 def test_the_share_is_of_sums_and_lies_in_its_interval() -> None:

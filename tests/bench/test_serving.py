@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from bench.adapt_plan import AdaptPlan, shrunk
-from bench.peers import PeerResult, read_result
+from bench.peer import PeerResult
 from bench.serving import Journal, main
 from bench.serving_setup import SLOTS
 from bench.serving_traces import TraceFile, opened, split
 from bench.serving_work import ALL_DOMAINS, HOME, UNSEEN, domain_named, draw_texts
+from bench.vllm_peer import read_result
 from draftkeep.cli.demo.workload import DOMAINS
 from draftkeep.errors import DraftkeepError, InputError
 from draftkeep.ingest.trace import Finish, TopK, Trace
@@ -130,10 +131,13 @@ def test_a_small_run_writes_its_rows_and_keeps_the_drafter(
         "batch8_vs_assisted",
         "batch8_vs_plain",
         "capture_cost",
+        "capture_path_cost",
     }
     captured = found["capture_cost"]["conditions"]
-    assert captured["acknowledged"] == SLOTS * (captured["rounds"] + 1)
+    assert captured["requests_a_round"] > captured["at_a_time"] == SLOTS
+    assert captured["acknowledged"] == captured["requests_a_round"] * (captured["rounds"] + 1)
     assert captured["dropped"] == {}
+    assert found["capture_path_cost"]["value"] > found["capture_cost"]["value"]
     heads = [row["conditions"]["drafter"] for row in rows if row["metric"] == "vs_assisted"]
     assert heads == ["trimmed", "full"]
     single = found["vs_assisted"]

@@ -6,8 +6,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from draftkeep.cli.commands import app, only_tenant
@@ -19,6 +21,7 @@ from draftkeep.policies.keyring import Keyring
 from draftkeep.policies.tenant import Tenants
 from draftkeep.store.anchors import ISSUER, publish_anchor
 from draftkeep.store.catalog import Catalog
+from draftkeep.store.drafter import Drafter, load_drafter
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "cli.txt"
 COMMANDS = (
@@ -166,6 +169,34 @@ def test_doctor_checks_the_drafter_that_would_serve(config: Config) -> None:
     weights.write_bytes(weights.read_bytes()[:-1] + b"!")
     finding = next(item for item in examine(config) if item.check == "drafter")
     assert finding.status == "fail"
+
+
+def test_doctor_loads_what_a_node_would_load_as_it_would(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_cold(config)
+    loaded: list[tuple[torch.device, torch.dtype]] = []
+
+    def watched(directory: Path, **options: Any) -> Drafter:
+        drafter = load_drafter(directory, **options)
+        loaded.append((drafter.model.device, drafter.model.dtype))
+        return drafter
+
+    monkeypatch.setattr("draftkeep.store.drafter.load_drafter", watched)
+    half = config.model_copy(update={"model": ModelConfig(target="tiny", dtype="bfloat16")})
+    finding = next(item for item in examine(half) if item.check == "drafter")
+    assert finding.status == "ok"
+    assert loaded == [(torch.device("cpu"), torch.bfloat16)]
+
+
+def test_doctor_says_that_a_device_is_full(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("zebra-canary-77")
+
+    monkeypatch.setattr("draftkeep.store.models.load_target", full)
+    finding = next(item for item in examine(config) if item.check == "model")
+    assert (finding.status, finding.detail) == ("fail", "cpu failed with OutOfMemoryError")
+    assert "model.device" in finding.remedy
 
 
 def test_a_command_that_looks_makes_nothing(config: Config, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from draftkeep.ingest.trace import Finish, How, Provenance, TopK, Trace
 from draftkeep.kernels.draw import choose
 from draftkeep.kernels.noise import gumbel
 from draftkeep.kernels.outcome import is_end
-from draftkeep.kernels.processors import process
+from draftkeep.kernels.processors import log_softmax64, process
 from draftkeep.kernels.sampling import Sampling
 from draftkeep.policies import names
 from draftkeep.policies.keyring import Keyring
@@ -104,11 +104,15 @@ def serve(
     max_tokens: int,
     seed: int = 7,
     choice: int = 0,
-    held_out: bool = False,
+    noise_known: bool = True,
 ) -> Trace:
-    """The trace of one request, served without speculation."""
+    """The trace of one request, served without speculation.
+
+    With `noise_known` false it is what the rejection rule leaves: no seed, and log p of each token.
+    """
     output: list[int] = []
     rows: list[Tensor] = []
+    log_p: list[float] = []
     finish = Finish.LENGTH
     while len(output) < max_tokens:
         logits_V = target(torch.tensor([[*prompt, *output]])).logits[0, -1].float()
@@ -116,19 +120,15 @@ def serve(
         noise_V = None if sampling.greedy else gumbel(seed, choice, len(output), VOCAB)
         output.append(choose(scores_V, noise_V))
         rows.append(logits_V)
+        log_p.append(0.0 if sampling.greedy else float(log_softmax64(scores_V)[output[-1]]))
         if is_end(output[-1], sampling):
             finish = Finish.STOP
             break
-    return make_trace(
-        prompt,
-        output,
-        torch.stack(rows),
-        sampling=sampling,
-        seed=seed,
-        choice=choice,
-        finish=finish,
-        held_out=held_out,
-    )
+    made = make_trace(prompt, output, torch.stack(rows), sampling=sampling, finish=finish)
+    made = replace(made, seed=seed, choice=choice)
+    if noise_known:
+        return made
+    return replace(made, seed=None, processed_logprob_T=np.array(log_p, np.float32))
 
 
 def make_trace(
@@ -140,7 +140,6 @@ def make_trace(
     seed: int | None = 7,
     choice: int = 0,
     finish: Finish = Finish.LENGTH,
-    held_out: bool = False,
     k: int = K,
 ) -> Trace:
     """A trace with the top k of these logits at each position and the exact tail."""
@@ -164,7 +163,6 @@ def make_trace(
         seed=seed,
         choice=choice,
         finish=finish,
-        held_out=held_out,
     )
 
 

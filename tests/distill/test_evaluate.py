@@ -20,15 +20,16 @@ from draftkeep.distill.replay import Replayed
 from draftkeep.distill.selection import Opened
 from draftkeep.ingest.trace import Finish, Origin
 from draftkeep.kernels.measures import Walk
+from draftkeep.kernels.sampling import Sampling
 from tests.distill.conftest import GREEDY, VOCAB, make_trace, opened, toy_drafter
 
 
 def _replayed(agree: str) -> Replayed:
     """One letter a position: y agrees, n does not, - nothing proposed."""
-    agree_T = np.array([letter == "y" for letter in agree])
+    accept_T = np.array([float(letter == "y") for letter in agree])
     proposed_T = np.array([letter != "-" for letter in agree])
     draft_T = np.where(proposed_T, 0, -1)
-    return Replayed(draft_T=draft_T, agree_T=agree_T, proposed_T=proposed_T)
+    return Replayed(draft_T=draft_T, accept_T=accept_T, proposed_T=proposed_T)
 
 
 def _walk(agree: str, finish: Finish, *, cut: bool = False) -> Walk:
@@ -53,13 +54,13 @@ def test_positions_without_a_proposal_are_plain_steps() -> None:
     assert _walk("---", Finish.STOP) == Walk(steps=3, tested=0, accepted=0, tokens=3)
 
 
-def _score(number: int, domain: str | None, agreed: int, proposed: int) -> TraceScore:
+def _score(number: int, domain: str | None, accepted: float, proposed: int) -> TraceScore:
     name = bytes([number]) * 16
     return TraceScore(
         trace_id=name,
         request=name,
         domain=domain,
-        agreed=agreed,
+        accepted=accepted,
         proposed=proposed,
         walk=Walk(steps=number, tokens=2 * number),
     )
@@ -77,6 +78,19 @@ def test_means_are_over_positions_and_split_by_domain() -> None:
     assert math.isnan(Evaluation(scores=(), lookahead=4).replay_acceptance)
 
 
+def test_chances_count_beside_certainties() -> None:
+    replayed = Replayed(
+        draft_T=np.full(3, -1), accept_T=np.array([0.5, 0.25, 0.0]), proposed_T=np.ones(3, bool)
+    )
+    trace = make_trace([3], [4] * 3, torch.zeros(3, VOCAB), sampling=Sampling())
+    done = walk_of(replace(trace, finish=Finish.STOP), replayed, 1)
+    # A step at 1 starts after a rejection at 0; one at 2 unless it is the bonus of that at 1.
+    assert done.tested == done.steps == pytest.approx(1 + 0.5 + 0.5 + 0.5 * 0.75)
+    assert done.accepted == pytest.approx(0.5 + 0.5 * 0.25)
+    both = Evaluation(scores=(_score(1, "sql", 0.75, 3), _score(2, "sql", 2, 2)), lookahead=1)
+    assert both.replay_acceptance == pytest.approx(2.75 / 5)
+
+
 def test_only_traces_that_both_were_measured_on_are_paired() -> None:
     before = Evaluation(
         scores=(_score(1, "sql", 1, 4), _score(2, "sql", 1, 4), _score(3, "sql", 0, 0)),
@@ -90,7 +104,7 @@ def test_only_traces_that_both_were_measured_on_are_paired() -> None:
     assert (pair.request, pair.incumbent, pair.candidate) == (bytes([1]) * 16, 0.25, 0.75)
 
 
-def test_what_cannot_be_replayed_exactly_is_left_out(
+def test_what_cannot_be_replayed_is_left_out(
     target: LlamaForCausalLM, corpus: list[Opened]
 ) -> None:
     trace = corpus[1].trace

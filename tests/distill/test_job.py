@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 import torch
+from transformers import LlamaForCausalLM
 
 from draftkeep.distill.evaluate import evaluate
 from draftkeep.distill.job import run_job
@@ -24,12 +25,13 @@ from draftkeep.errors import BusyError, ConfigError
 from draftkeep.ingest.codec import decode_body
 from draftkeep.ingest.tables import only_identity
 from draftkeep.ingest.trace import Provenance, Trace
+from draftkeep.kernels.sampling import Sampling
 from draftkeep.policies.signing import SigningKey
 from draftkeep.store.anchors import GATE, read_anchor
 from draftkeep.store.drafter import cold_drafter, load_drafter, save_drafter
 from draftkeep.store.erasure import erase_subject
 from draftkeep.store.schema import jobs, lineage
-from tests.distill.conftest import TTL_S, VOCAB, Deployment, deploy
+from tests.distill.conftest import EOS, TTL_S, VOCAB, Deployment, deploy, serve
 
 SCOPE = "tenant:acme"
 
@@ -110,6 +112,32 @@ def test_a_job_learns_from_traffic_and_its_drafter_serves(finished: _Finished) -
     assert (state, contaminated, record["status"]) == ("done", False, "admitted")
     assert _left_over(world) == []
     assert finished.stages == ["select", "baseline", "train", "evaluate"]
+
+
+def test_sampled_traces_without_noise_train_and_judge_a_drafter(
+    deployment: Deployment, target: LlamaForCausalLM
+) -> None:
+    sampling = Sampling(temperature=0.5, top_p=0.95, eos_ids=(EOS,))
+    prompts = [[3 + n % 3, 4 + n % 2, 3 + n % 4, 3 + n % 5] for n in range(160)]
+    traces = [
+        serve(target, prompt, sampling=sampling, max_tokens=10, seed=n, noise_known=False)
+        for n, prompt in enumerate(prompts)
+    ]
+    deployment.fill(traces, subjects=80)
+    first = _run(deployment)
+    assert first.status is JobStatus.ADMITTED
+    assert first.before is not None
+    assert first.after is not None
+    assert len(first.after.scores) == first.counts["held_out_traces"] > 0
+    assert first.after.replay_acceptance > first.before.replay_acceptance + 0.1
+    assert first.after.walk.tokens_per_step > first.before.walk.tokens_per_step
+    assert deployment.registry.channel(SCOPE, "stable") == first.drafter
+    # One that learned next to nothing is no better, and the gate says so.
+    second = _run(_with(deployment, learning_rate=1e-12))
+    assert second.status is JobStatus.REFUSED
+    assert second.gate is not None
+    assert "not_better" in second.gate.reasons
+    assert "too_few_requests" not in second.gate.reasons
 
 
 def test_what_it_published_replays_as_it_was_judged(finished: _Finished) -> None:

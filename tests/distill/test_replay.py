@@ -1,5 +1,6 @@
 """Replay against what the coupled rule says by definition."""
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -60,7 +61,7 @@ def test_greedy_agreement_by_hand() -> None:
     found = _only(drafter, trace)
     # Token 2 is outside its vocabulary: a proposal of something else, not an untested position.
     assert found.draft_T.tolist() == [1, 3, 1, 0, 1]
-    assert found.agree_T.tolist() == [True, True, False, True, True]
+    assert found.accept_T.tolist() == [1, 1, 0, 1, 1]
     assert found.proposed_T.all()
     assert found.acceptance == pytest.approx(0.8)
 
@@ -101,7 +102,7 @@ def test_sampled_proposals_by_definition(
         noise = gumbel(seed, choice, index, 6)
         best = max(kept, key=lambda column: np.log(q[column]) + noise[ids[column]])
         assert found.draft_T[index] == ids[best]
-        assert found.agree_T[index] == (ids[best] == output[index])
+        assert found.accept_T[index] == (ids[best] == output[index])
 
 
 SAMPLINGS = {
@@ -141,12 +142,12 @@ def test_the_final_eos_is_replayed_too(target: LlamaForCausalLM) -> None:
     ending = Sampling(temperature=1.0, logit_bias=((EOS, 4.0),), eos_ids=(EOS,))
     trace = serve(target, [5, 6], sampling=ending, max_tokens=30, seed=1)
     assert trace.finish is Finish.STOP
-    assert _only(copy, trace).agree_T[-1]
+    assert _only(copy, trace).accept_T[-1] == 1
     without = [token for token in range(VOCAB) if token != EOS]
     blind = toy_drafter(target, layers=2, vocab_ids=torch.tensor(without))
     found = _only(blind, trace)
     assert found.proposed_T[-1]
-    assert not found.agree_T[-1]
+    assert found.accept_T[-1] == 0
 
 
 def test_traces_in_one_batch_do_not_touch_each_other(
@@ -166,7 +167,7 @@ def test_positions_past_the_drafters_context_are_not_tested(target: LlamaForCaus
     found = _only(copy, trace, context=6)
     # Output position t is proposed after reading 3 + t tokens.
     assert found.proposed_T.tolist() == [True] * 4 + [False] * 4
-    assert found.agree_T.tolist() == found.proposed_T.tolist()
+    assert found.accept_T.tolist() == found.proposed_T.tolist()
     assert found.acceptance == 1.0
     nothing = _only(copy, trace, context=2)
     assert not nothing.proposed_T.any()
@@ -189,12 +190,66 @@ def test_nothing_is_proposed_where_everything_known_is_barred(target: LlamaForCa
     trace = serve(target, [4, 5, 6], sampling=barred, max_tokens=4)
     found = _only(toy_drafter(target, layers=1, vocab_ids=torch.tensor([4, 5])), trace)
     assert not found.proposed_T.any()
-    assert not found.agree_T.any()
+    assert not found.accept_T.any()
 
 
-def test_a_cut_prompt_or_lost_noise_cannot_be_replayed(corpus: list[Opened]) -> None:
+def _without_noise(trace: Trace, p: list[float]) -> Trace:
+    return replace(trace, seed=None, processed_logprob_T=np.log(np.array(p, np.float32)))
+
+
+def test_without_noise_a_position_counts_by_the_ratio_of_its_token() -> None:
+    # The drafter knows 0, 1 and 3; at temperature 0.5 its odds are the squares of these.
+    rows = torch.tensor([[1.0, 2, 1], [3, 1, 1], [1, 1, 1], [1, 2, 4]]).log().tolist()
+    trace = make_trace([0], [1, 0, 2, 3, 1], torch.zeros(5, 4), sampling=Sampling(temperature=0.5))
+    found = _only(_table(rows, [0, 1, 3]), _without_noise(trace, [0.8, 0.9, 0.5, 0.2, 0.5]))
+    # q: 4/6, 9/11, outside the vocabulary, 1/3 above p, 4/21.
+    expected = [4 / 6 / 0.8, 9 / 11 / 0.9, 0.0, 1.0, 4 / 21 / 0.5]
+    assert found.accept_T == pytest.approx(expected, rel=1e-6)
+    assert found.proposed_T.all()
+    assert found.draft_T.tolist() == [-1] * 5
+    assert found.acceptance == pytest.approx(sum(expected) / 5)
+
+
+def test_without_noise_penalties_see_the_logged_tokens_before() -> None:
+    sampling = Sampling(frequency_penalty=1.0, logit_bias=((3, -float("inf")),))
+    trace = make_trace([1], [1, 1, 0], torch.zeros(3, 4), sampling=sampling)
+    found = _only(_table([[0.0] * 4] * 4, [0, 1, 2, 3]), _without_noise(trace, [0.5] * 3))
+    q = [1 / 3, math.exp(-1) / (2 + math.exp(-1)), 1 / (2 + math.exp(-2))]
+    assert found.accept_T == pytest.approx([value / 0.5 for value in q], rel=1e-6)
+
+
+def test_without_noise_nothing_is_proposed_where_everything_known_is_barred() -> None:
+    barred = Sampling(logit_bias=((0, -float("inf")), (1, -float("inf"))))
+    trace = make_trace([0], [2, 3], torch.zeros(2, 4), sampling=barred)
+    found = _only(_table([[0.0, 0.0]] * 4, [0, 1]), _without_noise(trace, [0.5, 0.5]))
+    assert not found.proposed_T.any()
+    assert not found.accept_T.any()
+    assert np.isnan(found.acceptance)
+
+
+def test_without_noise_temperature_0_is_equality(target: LlamaForCausalLM) -> None:
+    drafter = toy_drafter(target, layers=1, vocab_ids=torch.arange(VOCAB))
+    penalised = replace(GREEDY, repetition_penalty=1.3)
+    for sampling in (GREEDY, penalised):
+        trace = serve(target, [4, 5, 6], sampling=sampling, max_tokens=12)
+        served = _without_noise(trace, [1.0] * trace.positions)
+        found, known = _only(drafter, served), _only(drafter, trace)
+        assert found.draft_T.tolist() == known.draft_T.tolist()
+        assert found.accept_T.tolist() == known.accept_T.tolist()
+        assert set(found.accept_T.tolist()) <= {0.0, 1.0}
+
+
+def test_a_cut_prompt_or_no_noise_and_no_log_p_cannot_be_replayed(
+    target: LlamaForCausalLM, corpus: list[Opened]
+) -> None:
     sampled, greedy = corpus[0].trace, corpus[1].trace
+    lost = replace(sampled, seed=None)
+    ratio = _without_noise(sampled, [0.5] * sampled.positions)
     assert replayable(sampled)
+    assert replayable(ratio)
     assert replayable(replace(greedy, seed=None))
-    assert not replayable(replace(sampled, seed=None))
+    assert not replayable(lost)
     assert not replayable(replace(greedy, prompt_cut=True))
+    assert not replayable(replace(ratio, prompt_cut=True))
+    with pytest.raises(ValueError, match="replayable"):
+        _only(toy_drafter(target, layers=1, vocab_ids=torch.arange(VOCAB)), lost)

@@ -61,8 +61,16 @@ class House:
         self.engine.swap(copy_of(self.plain))
 
     def idle(self) -> EngineStats:
-        """The counters once nothing runs: a last token is delivered before it is counted."""
-        self.station.wait_for(lambda: self.engine.stats().running == 0)
+        """The counters once nothing runs: a last token is delivered before it is counted, and its
+        step is reported after that."""
+        metrics = self.station.node.metrics
+
+        def reported() -> bool:
+            tokens = metrics.counted().total.tokens
+            stats = self.engine.stats()
+            return stats.known == 0 and stats.output_tokens == tokens
+
+        self.station.wait_for(reported)
         return self.engine.stats()
 
     def greedy(self, prompt: list[int], tokens: int) -> list[int]:

@@ -10,6 +10,7 @@ from draftkeep.kernels.sampling import Sampling
 from draftkeep.policies.names import alias
 from draftkeep.serve.engine.ngram import NgramDrafter
 from draftkeep.serve.engine.row import Row
+from draftkeep.serve.passes.runner import ModelRunner
 from tests.faults.house import CHAT, LOOKAHEAD, House, text_of
 from tests.faults.plain import Script, plain_output
 
@@ -79,20 +80,15 @@ def test_a_prompt_costs_the_same_whoever_sent_it_before(
     engine = lab.engine(drafter=drafter, slots=1)
     passes: list[list[list[tuple[int, int]]]] = []
 
-    def watch(runner: Any) -> None:
-        for name in ("forward", "prefill"):
-            real = getattr(runner, name)
-
-            def watched(segments: Any, real: Any = real) -> Any:
-                passes[-1].append([(len(one.tokens), one.start) for one in segments])
-                return real(segments)
-
-            monkeypatch.setattr(runner, name, watched)
-
     engine.step()
-    watch(engine._target)
-    if drafter != "none":
-        watch(engine._speculator.drafter.runner)
+    for name in ("forward", "prefill"):
+        real = getattr(ModelRunner, name)
+
+        def watched(runner: ModelRunner, segments: Any, real: Any = real) -> Any:
+            passes[-1].append([(len(one.tokens), one.start) for one in segments])
+            return real(runner, segments)
+
+        monkeypatch.setattr(ModelRunner, name, watched)
     for number, prompt in enumerate([secret, secret, other, secret, secret[:30]]):
         passes.append([])
         lab.run(engine, [lab.request(str(number), prompt, max_tokens=6)])

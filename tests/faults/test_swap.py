@@ -1,6 +1,7 @@
 """Class G: a swap replaces the drafter, all of it and nothing else."""
 
-from typing import Any
+import copy
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from torch import nn
 from draftkeep.errors import ModelError
 from draftkeep.kernels.sampling import Sampling
 from draftkeep.serve.engine.drafting import DraftModel
+from draftkeep.serve.engine.engine import Engine
+from draftkeep.serve.engine.lookahead import Speculation
 from draftkeep.serve.engine.request import StepReport
 from tests.faults.house import CHAT, COMPLETIONS, House, copy_of
 from tests.faults.plain import engine_over, plain_output
@@ -129,7 +132,9 @@ def test_a_refused_drafter_leaves_the_one_that_runs_untouched(
 
 
 @pytest.mark.parametrize("packing", ["never", "always"])
-def test_a_swap_touches_nothing_of_the_target(lab: Any, packing: str) -> None:
+def test_a_swap_touches_nothing_of_the_target(
+    lab: Any, packing: Literal["never", "always"]
+) -> None:
     """radixark/miles#1926: a selector meant for the target worked on the frozen drafter as well:
     accept length 2.71 became 1.00, without an error.
 
@@ -137,12 +142,21 @@ def test_a_swap_touches_nothing_of_the_target(lab: Any, packing: str) -> None:
     and replaced; the target's passes before and after are the same to the bit.
     """
     target = lab.target()
-    engine = lab.engine(drafter="none", packing=packing)
+    model = copy.deepcopy(target)
+    engine = Engine(
+        model,
+        slots=4,
+        max_context=128,
+        speculation=Speculation(mode="fixed", lookahead=4),
+        capture_k=0,
+        on_finish=lambda _: None,
+        packing=packing,
+    )
     probe = lab.request("probe", (3, 1, 4), top_logprobs=20)
     lab.run(engine, [probe])
     for number in range(3):
         drafter = lab.drafter("noisy")
-        drafter.model.set_input_embeddings(engine._target.model.get_input_embeddings())
+        drafter.model.set_input_embeddings(model.get_input_embeddings())
         engine.swap(drafter)
         lab.run(engine, [lab.request(str(number), (5, number))])
         assert engine.stats().accepted > 0
@@ -151,7 +165,7 @@ def test_a_swap_touches_nothing_of_the_target(lab: Any, packing: str) -> None:
     lab.run(engine, [again])
     assert again.tokens == probe.tokens
     assert again.logprobs == probe.logprobs
-    mine = engine._target.model.get_input_embeddings().weight
+    mine = model.get_input_embeddings().weight
     assert torch.equal(mine, target.get_input_embeddings().weight)
 
 

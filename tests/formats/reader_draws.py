@@ -110,37 +110,57 @@ class Logged:
     settings: Settings
     seed: int | None
     choice: int
+    processed_logp: npt.NDArray[np.floating] | None = None
 
 
-def replay(logged: Logged, drafter_logits: Sequence[F32 | None]) -> list[int]:
+def ratio(score: F64, token: int, logp: float) -> float:
+    """min(1, q/p) of a token, from the drafter's scores and the stored log p."""
+    mass = np.exp(score - score.max())
+    q, p = float(mass[token] / mass.sum()), math.exp(logp)
+    if q == 0:
+        return REFUSED
+    return min(1.0, q / p) if p else ACCEPTED
+
+
+def replay(logged: Logged, drafter_logits: Sequence[F32 | None]) -> list[float]:
     """a_t of every output position, from the drafter's logits before the processor."""
-    outcome = []
+    outcome: list[float] = []
     for t, logits in enumerate(drafter_logits):
         outcome.append(UNTESTED)
         if logits is None:
             continue
         score = process(logits, logged.prompt, logged.output[:t], logged.settings)
-        if np.isfinite(score.max()):
+        if not np.isfinite(score.max()):
+            continue
+        if logged.processed_logp is not None and logged.settings.temperature != 0:
+            require(logged.seed is None, "a seed beside the processed log p")
+            outcome[t] = ratio(score, logged.output[t], float(logged.processed_logp[t]))
+        else:
             proposed = draw(score, logged.settings, logged.seed, logged.choice, t)
             outcome[t] = ACCEPTED if proposed == logged.output[t] else REFUSED
     return outcome
 
 
-def replay_acceptance(outcome: Sequence[int]) -> float:
+def replay_acceptance(outcome: Sequence[float]) -> float:
     """The mean over the proposals."""
     tested = [a for a in outcome if a != UNTESTED]
     return sum(tested) / len(tested)
 
 
-def walk(outcome: Sequence[int], lookahead: int, budget: int | None) -> tuple[int, int]:
-    """Accepted and tested drafts of the walk that a live service takes (budget None: no end)."""
+def walk(outcome: Sequence[float], lookahead: int, budget: int | None) -> tuple[float, float]:
+    """Accepted and tested drafts, expected, of a live service's walk (budget None: no end)."""
     reach = max((t + 1 for t, a in enumerate(outcome) if a != UNTESTED), default=0)
-    t = accepted = tested = 0
-    while t < reach:
+    # What is still to come where a step begins at t; filled from the end.
+    ahead = [(0.0, 0.0)] * (reach + 1)
+    for t in reversed(range(reach)):
         room = lookahead if budget is None else min(lookahead, budget - t - 1)
         drafted = outcome[t : min(t + room, reach)]
-        run = next((n for n, a in enumerate(drafted) if a != ACCEPTED), len(drafted))
-        accepted += run
-        tested += min(run + 1, len(drafted))
-        t += run + 1
-    return accepted, tested
+        accepted, tested, alive = 0.0, 0.0, 1.0
+        for n, a in enumerate(drafted):
+            kept, later = alive * max(a, 0), ahead[t + n + 1]
+            tested += alive + (alive - kept) * later[1]
+            accepted += kept + (alive - kept) * later[0]
+            alive = kept
+        later = ahead[min(t + len(drafted) + 1, reach)]
+        ahead[t] = (accepted + alive * later[0], tested + alive * later[1])
+    return ahead[0]

@@ -96,6 +96,7 @@ def drafter_rows(model: Any, ids: list[int], tokens: list[int], start: int) -> l
     return rows
 
 
+@pytest.mark.parametrize("noise_known", [True, False])
 @pytest.mark.parametrize(
     ("sampling", "vocab_ids"),
     [
@@ -107,23 +108,38 @@ def drafter_rows(model: Any, ids: list[int], tokens: list[int], start: int) -> l
         (Sampling(temperature=0.8, eos_ids=(EOS,), min_tokens=4), (EOS,)),
     ],
 )
-def test_replay_agrees(sampling: Sampling, vocab_ids: Any) -> None:
+def test_replay_agrees(sampling: Sampling, vocab_ids: Any, noise_known: bool) -> None:
     target, ids = toy_target(), list(vocab_ids)
     drafter = toy_drafter(target, layers=1, vocab_ids=torch.tensor(ids))
-    trace = serve(target, [1, 9, 4], sampling=sampling, max_tokens=24, seed=2**63 + 5, choice=2)
+    trace = serve(
+        target,
+        [1, 9, 4],
+        sampling=sampling,
+        max_tokens=24,
+        seed=2**63 + 5,
+        choice=2,
+        noise_known=noise_known,
+    )
     body = decode_body(encode_body(trace, RemapTable.identity()))
     logged = reader_draws.Logged(
-        body.prompt.tolist(), body.output.tolist(), body.settings, body.seed, body.choice
+        body.prompt.tolist(),
+        body.output.tolist(),
+        body.settings,
+        body.seed,
+        body.choice,
+        body.processed_logp,
     )
     tokens = [*logged.prompt, *logged.output]
     rows = drafter_rows(drafter.model, ids, tokens, len(logged.prompt))
     mine = reader_draws.replay(logged, rows)
     (theirs,) = replay(drafter, [trace], context=64)
-    assert [a == reader_draws.ACCEPTED for a in mine] == theirs.agree_T.tolist()
+    # This trace's log p is still off the grid of the body.
+    assert [max(a, 0) for a in mine] == pytest.approx(theirs.accept_T.tolist(), rel=3e-4)
     assert [a != reader_draws.UNTESTED for a in mine] == theirs.proposed_T.tolist()
     if theirs.proposed_T.any():
-        assert reader_draws.replay_acceptance(mine) == pytest.approx(theirs.acceptance)
+        assert reader_draws.replay_acceptance(mine) == pytest.approx(theirs.acceptance, rel=3e-4)
     budget = len(mine) if body.finish == 1 and not body.output_cut else None
     for lookahead in (0, 1, 4):
         walked = walk_of(trace, theirs, lookahead)
-        assert reader_draws.walk(mine, lookahead, budget) == (walked.accepted, walked.tested)
+        expected = (walked.accepted, walked.tested)
+        assert reader_draws.walk(mine, lookahead, budget) == pytest.approx(expected, rel=1e-3)

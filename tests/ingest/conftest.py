@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from draftkeep.breaker import Breaker
 from draftkeep.config import RetentionConfig
-from draftkeep.ingest.breaker import Breaker
 from draftkeep.ingest.codec import decode_body, encode_body
 from draftkeep.ingest.emitter import Emitter
 from draftkeep.ingest.envelope import Opener, Sealer

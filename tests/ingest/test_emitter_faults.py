@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from draftkeep.breaker import Breaker
 from draftkeep.errors import KeyDestroyedError, LogFullError, StoreError
-from draftkeep.ingest.breaker import Breaker
 from draftkeep.ingest.codec import decode_body
 from draftkeep.ingest.emitter import Emitter
 from draftkeep.ingest.envelope import Sealer

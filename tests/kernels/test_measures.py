@@ -1,6 +1,7 @@
 """The measures, by hand and against the verification they count."""
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from draftkeep.kernels.measures import (
     acceptance_rate,
     estimated_speed_up,
     expected_acceptance,
+    ratio_acceptance,
     replay_acceptance,
     speed_up,
     walk,
@@ -113,6 +115,74 @@ def test_walk_equals_a_run_of_the_verification(
     assert walk(np.array(agree), lookahead, budget=budget) == expected
 
 
+def _sum(walks: list[tuple[float, Walk]], count: str) -> float:
+    return math.fsum(share * getattr(done, count) for share, done in walks)
+
+
+@given(
+    chances=st.lists(
+        st.sampled_from([0.0, 0.25, 1 / 3, 0.9, 1.0]) | st.floats(0, 1), min_size=1, max_size=8
+    ),
+    lookahead=st.integers(0, 5),
+    spare=st.integers(0, 6),
+)
+@settings(deadline=None, max_examples=60)
+def test_a_walk_of_chances_is_the_mean_over_every_outcome(
+    chances: list[float], lookahead: int, spare: int
+) -> None:
+    budget = len(chances) + spare
+    every = [
+        (
+            math.prod(a if bit else 1 - a for a, bit in zip(chances, bits, strict=True)),
+            walk(np.array(bits), lookahead, budget=budget),
+        )
+        for bits in product([False, True], repeat=len(chances))
+    ]
+    done = walk(np.array(chances), lookahead, budget=budget)
+    assert done.tokens == len(chances)
+    for count in ("steps", "tested", "accepted"):
+        assert getattr(done, count) == pytest.approx(_sum(every, count), rel=1e-12, abs=1e-12)
+    assert done.accepted <= done.tested
+
+
+def test_a_walk_of_chances_by_hand() -> None:
+    # From 0: both accepted (0.1), the first alone (0.4), none (0.5), each with one token more; a
+    # step then starts at 1 (0.5) and drafts the last, or at 2 (0.4) and drafts nothing.
+    done = walk(np.array([0.5, 0.2, 0.7]), 2)
+    assert done.steps == pytest.approx(1 + 0.5 + 0.4 + 0.5 * 0.8)
+    assert done.tested == pytest.approx(1 + 0.5 + 0.5)
+    assert done.accepted == pytest.approx(0.5 + 0.1 + 0.5 * 0.2)
+
+
+@pytest.mark.parametrize("chance", [-0.1, 1.1, math.nan])
+def test_a_walk_refuses_what_is_no_chance(chance: float) -> None:
+    with pytest.raises(ValueError, match="within 0 and 1"):
+        walk(np.array([0.5, chance]), 2)
+
+
+def test_ratio_acceptance_by_hand() -> None:
+    assert ratio_acceptance(math.log(0.1), math.log(0.4)) == pytest.approx(0.25)
+    assert ratio_acceptance(math.log(0.4), math.log(0.1)) == 1.0
+    assert ratio_acceptance(-math.inf, math.log(0.4)) == 0.0
+    # A probability below the least that a trace can hold.
+    assert ratio_acceptance(-50.0, -math.inf) == 1.0
+    assert ratio_acceptance(-math.inf, -math.inf) == 0.0
+
+
+@given(
+    weights=st.lists(st.tuples(st.floats(0.01, 1), st.floats(0, 1)), min_size=2, max_size=6).filter(
+        lambda pairs: sum(q for _, q in pairs) > 0.1
+    )
+)
+@settings(deadline=None)
+def test_ratio_acceptance_averages_to_the_shared_mass(weights: list[tuple[float, float]]) -> None:
+    p, q = (np.array(column) / sum(column) for column in zip(*weights, strict=True))
+    with np.errstate(divide="ignore"):
+        log_q = np.log(q)
+    mean = sum(p[x] * ratio_acceptance(log_q[x], math.log(p[x])) for x in range(len(p)))
+    assert mean == pytest.approx(np.minimum(p, q).sum())
+
+
 def test_acceptance_rate() -> None:
     assert acceptance_rate(3, 4) == 0.75
     assert math.isnan(acceptance_rate(0, 0))
@@ -139,6 +209,7 @@ def test_expected_acceptance_refuses_logarithms_and_other_shapes() -> None:
 def test_replay_acceptance_counts_proposals_alone() -> None:
     assert replay_acceptance(_bits("1100")) == 0.5
     assert replay_acceptance(_bits("1100"), _bits("1110")) == pytest.approx(2 / 3)
+    assert replay_acceptance(np.array([0.5, 0.25, 0.0]), _bits("110")) == 0.375
     assert math.isnan(replay_acceptance(_bits("11"), _bits("00")))
 
 

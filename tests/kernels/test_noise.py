@@ -1,8 +1,13 @@
-"""Noise version 1 against golden values and a second implementation of its generator."""
+"""Noise version 1 against golden values and a second implementation of its generator.
+
+That its streams are independent is tested on values alone, with planted bugs that must be seen.
+"""
 
 import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from draftkeep.kernels.noise import ACCEPT, COUPLED, DRAFT, RECOVERY, gumbel, uniform
+from draftkeep.kernels import noise
+from draftkeep.kernels.noise import ACCEPT, COUPLED, DRAFT, RECOVERY, GumbelRow, gumbel, uniform
 
 _MASK = (1 << 64) - 1
 _WORDS = st.integers(0, _MASK)
@@ -118,3 +124,98 @@ def test_negative_index_is_refused() -> None:
         gumbel(0, 0, -1, 4)
     with pytest.raises(ValueError, match="must not be negative"):
         uniform(0, 0, 0, -1)
+
+
+STREAMS = (COUPLED, DRAFT, ACCEPT, RECOVERY)
+# Neighbours, and what a stream would be shifted by in a word it shares.
+INDICES = sorted({at + (part << shift) for at, part in product(range(4), repeat=2)
+                  for shift in (2, 16, 32, 48, 62)})  # fmt: skip
+PLACES = list(product((0, 1, _MASK), (0, 1, 2, 3), INDICES, STREAMS))
+FAR_IDS = np.array([(1 << 20) + 4 * block for block in range(4)])
+
+
+def _whole(seed: int, choice: int, index: int, stream: int) -> Any:
+    return gumbel(seed, choice, index, 16, stream)
+
+
+def _few(seed: int, choice: int, index: int, stream: int) -> Any:
+    return GumbelRow(seed, choice, index, 1 << 30, stream).at(FAR_IDS)
+
+
+def _repeated(noise_of: Callable[..., Any]) -> int:
+    """How many values two places share. By chance none: they have 53 bits."""
+    values = np.concatenate([noise_of(*place) for place in PLACES])
+    return len(values) - len(np.unique(values))
+
+
+@pytest.mark.parametrize("noise_of", [_whole, _few])
+def test_no_two_places_share_a_counter(noise_of: Callable[..., Any]) -> None:
+    assert _repeated(noise_of) == 0
+
+
+# Seed, choice, index and stream to those used in their place, and how many blocks of ids further.
+FOLDS: dict[str, Callable[[int, int, int, int], tuple[int, int, int, int, int]]] = {
+    "the stream is ignored": lambda s, c, i, x: (s, c, i, 0, 0),
+    "recovery uses the draft's": lambda s, c, i, x: (s, c, i, DRAFT if x == RECOVERY else x, 0),
+    "the test uses the coupled": lambda s, c, i, x: (s, c, i, COUPLED if x == ACCEPT else x, 0),
+    "the stream is added to the index": lambda s, c, i, x: (s, c, i + x, 0, 0),
+    "the stream is a low part of the index": lambda s, c, i, x: (s, c, (i << 2 | x) & _MASK, 0, 0),
+    "the stream is a high part of the index": lambda s, c, i, x: (s, c, i + (x << 32), 0, 0),
+    "the stream is the block": lambda s, c, i, x: (s, c, i, 0, x),
+    "the stream is in the choice": lambda s, c, i, x: (s, c ^ x, i, 0, 0),
+    "the choice is in the seed": lambda s, c, i, x: (s + c, 0, i, x, 0),
+    "the index is cut to 32 bits": lambda s, c, i, x: (s, c, i & 0xFFFFFFFF, x, 0),
+}
+
+
+@pytest.mark.parametrize("noise_of", [_whole, _few])
+@pytest.mark.parametrize("bug", FOLDS)
+def test_places_that_share_a_counter_are_seen(
+    bug: str, noise_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fold, high_bits, block_of = FOLDS[bug], noise._high_bits, noise._philox
+
+    def row(seed: int, choice: int, index: int, vocab: int, stream: int) -> Any:
+        *place, further = fold(seed, choice, index, stream)
+        seed, choice, index, stream = place
+        return high_bits(seed, choice, index, vocab + 4 * further, stream)[4 * further :]
+
+    def block(counter: tuple[int, int, int, int], key: tuple[int, int]) -> Any:
+        seed, choice, index, stream, further = fold(*key, *counter[1:3])
+        return block_of((counter[0] + further, index, stream, 0), (seed, choice))
+
+    monkeypatch.setattr(noise, "_high_bits", row)
+    monkeypatch.setattr(noise, "_philox", block)
+    assert _repeated(noise_of) > 100
+
+
+def _largest_correlation() -> float:
+    """Of the u of two ids, all streams, and this index or the next, over many places."""
+    rows = [
+        [gumbel(seed, 0, index + lag, 2, stream) for lag in (0, 1) for stream in STREAMS]
+        for seed in range(60)
+        for index in range(0, 100, 2)
+    ]
+    u = np.exp(-np.exp(-np.array(rows))).reshape(len(rows), -1)
+    between = np.corrcoef(u, rowvar=False) - np.eye(u.shape[1])
+    return float(np.abs(between).max())
+
+
+def test_streams_are_not_correlated() -> None:
+    # 3,000 places: one standard deviation is 0.018.
+    assert _largest_correlation() < 0.08
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_stream_that_mirrors_another_is_seen(lag: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 - u shares no value with u and is as uniform."""
+    high_bits = noise._high_bits
+
+    def mirrored(seed: int, choice: int, index: int, vocab: int, stream: int) -> Any:
+        if stream == RECOVERY:
+            return (1 << 53) - 1 - high_bits(seed, choice, index + lag, vocab, DRAFT)
+        return high_bits(seed, choice, index, vocab, stream)
+
+    monkeypatch.setattr(noise, "_high_bits", mirrored)
+    assert _repeated(_whole) == 0
+    assert _largest_correlation() > 0.9

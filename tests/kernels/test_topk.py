@@ -1,10 +1,13 @@
 """Top-k, log-sum-exp and tail: exact order under ties, exact tails of confident rows."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from draftkeep.errors import ModelError
 from draftkeep.kernels.topk import argmax, topk_lse
@@ -111,6 +114,44 @@ def test_the_best_of_a_row_with_nan_is_nan(vocab: int) -> None:
     assert best[0] == 0
     assert values[0] == 0
     assert values[1].isnan()
+
+
+class _Asked(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes every operation whose answer a GPU would be waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in ("_local_scalar_dense", "is_nonzero", "nonzero", "equal", "masked_select"):
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("levels", [4, 100_000])
+def test_the_device_is_asked_once(levels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ties and without: flags of all rows are read together."""
+    draw = torch.Generator().manual_seed(2)
+    logits = torch.randint(0, levels, (6, 900), generator=draw).float()
+    with _Asked() as asked:
+        assert bool(logits.any())
+        assert len(logits.nonzero()) > 0
+    assert asked.names == ["_local_scalar_dense", "nonzero"]
+    read: list[Tensor] = []
+    tolist = Tensor.tolist
+
+    def reading(flags: Tensor) -> Any:
+        read.append(flags)
+        return tolist(flags)
+
+    monkeypatch.setattr(Tensor, "tolist", reading)
+    with _Asked() as asked:
+        topk_lse(logits, 8)
+    assert asked.names == []
+    assert [flags.shape for flags in read] == [(2, 6)]
+    assert bool(read[0][0].any()) == (levels == 4)
 
 
 def test_no_rows() -> None:

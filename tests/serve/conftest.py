@@ -13,11 +13,14 @@ from draftkeep.errors import DraftkeepError
 from draftkeep.kernels.noise import gumbel
 from draftkeep.kernels.processors import log_softmax64, process
 from draftkeep.kernels.sampling import Sampling
+from draftkeep.serve.engine import decode_step
 from draftkeep.serve.engine.drafting import DraftModel
 from draftkeep.serve.engine.engine import Engine
 from draftkeep.serve.engine.lookahead import Speculation
 from draftkeep.serve.engine.request import Emission, Finish, Finished, Request, TokenLogprob
-from draftkeep.serve.passes.rectangle import Segment
+from draftkeep.serve.engine.row import Row
+from draftkeep.serve.engine.verification import target_pass
+from draftkeep.serve.passes.runner import ModelRunner
 
 NEAR_TIE = 1e-3
 
@@ -166,15 +169,24 @@ class Lab:
 
     def step_with_nan(self, engine: Engine, monkeypatch: pytest.MonkeyPatch, *, row: int) -> None:
         """One step in whose target pass that row of the logits is no number."""
-        forward = engine._target.forward
 
-        def poisoned(segments: Sequence[Segment]) -> torch.Tensor:
-            logits_NV = forward(segments).clone()
+        def poisoned(runner: ModelRunner, rows: Sequence[Row]) -> torch.Tensor:
+            logits_NV = target_pass(runner, rows).clone()
             logits_NV[row] = torch.nan
             return logits_NV
 
         with monkeypatch.context() as patch:
-            patch.setattr(engine._target, "forward", poisoned)
+            patch.setattr(decode_step, "target_pass", poisoned)
+            engine.step()
+
+    def step_that_fails(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One step whose target pass fails."""
+
+        def failing(runner: ModelRunner, rows: Sequence[Row]) -> torch.Tensor:
+            raise RuntimeError("out of memory")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(decode_step, "target_pass", failing)
             engine.step()
 
     def run(self, engine: Engine, replies: Sequence[Reply]) -> list[list[int]]:

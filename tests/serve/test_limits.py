@@ -117,6 +117,35 @@ def refusal_s(under: Limits, tokens: int) -> float | None:
 
 
 @given(ACTIONS)
+def test_a_peek_says_what_the_shortest_request_would_be_told(
+    actions: list[tuple[str, float]],
+) -> None:
+    limit = LimitsConfig(tokens_per_minute=100, requests_per_minute=10, concurrent=5)
+    _, _, under = play(actions, limit)
+    before = under.usage()["acme"]
+    told = None
+    try:
+        under.peek("acme", choices=1)
+    except BusyError as busy:
+        told = busy.retry_after_s
+    refused = before["refused"] + (told is not None)
+    assert under.usage()["acme"] == before | {"refused": refused}
+    assert refusal_s(under, 2) == told
+
+
+@pytest.mark.parametrize(("choices", "fits"), [(3, True), (4, False), (10, False)])
+def test_a_peek_refuses_what_is_too_much_by_itself(choices: int, fits: bool) -> None:
+    under = limits(Clock(), acme=LimitsConfig(tokens_per_minute=10, concurrent=3))
+    if fits:
+        under.peek("acme", choices=choices)
+        return
+    with pytest.raises(InputError):
+        under.peek("acme", choices=choices)
+    with pytest.raises(InputError):
+        under.enter("acme", choices=choices, tokens=choices + 1)
+
+
+@given(ACTIONS)
 def test_choices_under_way_stay_under_the_limit(actions: list[tuple[str, float]]) -> None:
     entered, _, under = play(actions, LimitsConfig(concurrent=3))
     running = sum(one.used is None for one in entered)

@@ -1,7 +1,8 @@
 """Metrics: sums that agree whatever they are split by, and no label that grows without bound."""
 
 import hashlib
-from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -9,9 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from draftkeep.serve.capture import CaptureStats
 from draftkeep.serve.engine.request import RowStep, StepReport
 from draftkeep.serve.exposition import Exposition
 from draftkeep.serve.metrics import MAX_DRAFTERS, Histogram, Metrics, token_buckets
+from draftkeep.serve.stats import NodeStats
+from tests.serve.conftest import Lab
 
 DOMAINS = ("sql", "code")
 NGRAM = hashlib.sha256(b"ngram").digest()
@@ -46,24 +50,24 @@ def step(drafter: bytes, *rows: RowStep) -> StepReport:
     )
 
 
-STATE: dict[str, Any] = {
-    "drafter": None,
-    "speculation": {"lookahead": 0, "est_speedup": float("nan")},
-    "engine": dict.fromkeys(
-        (
-            *("prompt_tokens", "preempted", "cancelled", "failed", "running", "waiting"),
-            *("kv_used_share", "capture_failed", "callback_failed", "drafter_failed"),
-        ),
-        0,
+@cache
+def idle() -> NodeStats:
+    """A node that has done nothing yet."""
+    engine = Lab().engine().stats()
+    return NodeStats(
+        target=bytes(32),
+        engine=replace(engine, speculation=replace(engine.speculation, est_speedup=float("nan"))),
+        groups={},
+        tenants={},
+        capture=CaptureStats(acknowledged=0, drops={}, pending=0, cut=0),
     )
-    | {"drafter_lost": b""},
-    "capture": {"acknowledged": 0, "drops": {}, "pending": 0},
-}
 
 
-def scrape(counts: Metrics, state: dict[str, Any] = STATE) -> Samples:
+def scrape(counts: Metrics, state: NodeStats | None = None) -> Samples:
     """Every sample of the page; no value may be other than a finite number."""
-    page = Exposition(counts, lambda: state, model_name="tiny", cache={"block_size": "128"})
+    page = Exposition(
+        counts, lambda: state or idle(), model_name="tiny", cache={"block_size": "128"}
+    )
     samples = {}
     for family in text_string_to_metric_families(page.render().decode()):
         for sample in family.samples:
@@ -232,23 +236,26 @@ def test_a_histogram_holds_what_is_at_most_its_bound(values: list[float]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("change", "name", "value"),
+    ("part", "change", "name", "value"),
     [
-        (lambda state: state["engine"].update(preempted=3), "vllm:num_preemptions_total", 3),
-        (lambda state: state["engine"].update(running=2), "vllm:num_requests_running", 2),
-        (lambda state: state["engine"].update(kv_used_share=0.5), "vllm:kv_cache_usage_perc", 0.5),
-        (lambda state: state["engine"].update(drafter_lost=b"x"), "draftkeep_drafter_lost", 1),
-        (lambda state: state["speculation"].update(lookahead=4), "draftkeep_speculation_on", 1),
-        (
-            lambda state: state["capture"].update(drops={"log_full": 7}),
-            "draftkeep_capture_dropped_total",
-            7,
-        ),
+        ("engine", {"preempted": 3}, "vllm:num_preemptions_total", 3),
+        ("engine", {"running": 2}, "vllm:num_requests_running", 2),
+        ("engine", {"kv_used_share": 0.5}, "vllm:kv_cache_usage_perc", 0.5),
+        ("engine", {"drafter_lost": b"x"}, "draftkeep_drafter_lost", 1),
+        ("speculation", {"lookahead": 4}, "draftkeep_speculation_on", 1),
+        ("capture", {"drops": {"log_full": 7}}, "draftkeep_capture_dropped_total", 7),
+        ("capture", {"cut": 5}, "draftkeep_capture_cut_total", 5),
     ],
 )
 def test_the_state_of_the_moment_is_shown(
-    change: Callable[[dict[str, Any]], None], name: str, value: float
+    part: str, change: dict[str, Any], name: str, value: float
 ) -> None:
-    state = {key: dict(part) if isinstance(part, dict) else part for key, part in STATE.items()}
-    change(state)
+    state = idle()
+    if part == "capture":
+        state = replace(state, capture=replace(state.capture, **change))
+    elif part == "engine":
+        state = replace(state, engine=replace(state.engine, **change))
+    else:
+        speculation = replace(state.engine.speculation, **change)
+        state = replace(state, engine=replace(state.engine, speculation=speculation))
     assert total(scrape(metrics(), state), name) == value

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 import torch
 
+from draftkeep.serve.passes.packed import PackedLinear
+
 LENGTHS = (1, 3, 40, 2, 17, 5, 29, 8)
 
 
@@ -47,13 +49,23 @@ def test_equals_transformers_generate(
         assert all(set(reply.calls) == {1} for reply in replies)
 
 
-def test_packed_weights_give_the_same_tokens(lab: Any, expected: Any) -> None:
+def test_packed_weights_give_the_same_tokens(
+    lab: Any, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed: list[PackedLinear] = []
+    real = PackedLinear.forward
+
+    def forward(layer: PackedLinear, x: torch.Tensor) -> torch.Tensor:
+        packed.append(layer)
+        return real(layer, x)
+
     engine = lab.engine(drafter="noisy", packing="always")
-    assert engine._target.packed > 0
+    monkeypatch.setattr(PackedLinear, "forward", forward)
     replies = [lab.request(str(i), p, max_tokens=12) for i, p in enumerate(lab.prompts(LENGTHS))]
     lab.run(engine, replies)
     for reply, tokens in zip(replies, expected, strict=True):
         lab.assert_same(reply, tokens)
+    assert packed
 
 
 def test_long_prompts_are_read_in_pieces(lab: Any) -> None:

@@ -18,5 +18,5 @@ def test_the_engine_imports_nothing_of_the_pipeline() -> None:
     loaded = done.stdout.split()
     assert "draftkeep.serve.engine.engine" in loaded
     rooms = {name.split(".")[1] for name in loaded if name.startswith("draftkeep.")}
-    assert rooms == {"errors", "kernels", "serve"}
+    assert rooms == {"breaker", "errors", "kernels", "serve"}
     assert not set(PIPELINE) & set(loaded)

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from draftkeep.errors import BusyError, ModelError
+from draftkeep.errors import ModelError, UnavailableError
 from draftkeep.kernels.sampling import Sampling
 from draftkeep.serve.engine.drafting import DraftModel
+from draftkeep.serve.engine.model_drafter import ModelDrafter
 from draftkeep.serve.engine.request import Finish, Finished
 
 PROMPT = (3, 9, 4)
@@ -75,7 +76,7 @@ def test_many_cancellations_leave_nothing_behind(lab: Any, alone: Any) -> None:
     lab.run(engine, [last])
     lab.assert_same(last, alone)
     assert engine.stats().running == engine.stats().waiting == 0
-    assert engine._inbox._known == set()
+    assert engine.stats().known == engine.stats().leaving == 0
 
 
 def test_callbacks_that_raise_harm_their_own_request_alone(lab: Any, alone: Any) -> None:
@@ -109,16 +110,9 @@ def test_a_failing_target_pass_fails_what_is_in_flight_and_nothing_after(
     for reply in lost:
         engine.submit(reply.request)
     engine.step()
-    forward = engine._target.forward
-
-    def failing(segments: Any) -> None:
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(engine._target, "forward", failing)
-    engine.step()
+    lab.step_that_fails(engine, monkeypatch)
     assert all(isinstance(reply.error, ModelError) for reply in lost)
     assert all("repeat" in str(reply.error) for reply in lost)
-    monkeypatch.setattr(engine._target, "forward", forward)
     again = lab.request("again", PROMPT, max_tokens=20)
     lab.run(engine, [again])
     lab.assert_same(again, alone)
@@ -128,16 +122,18 @@ def test_a_failing_target_pass_fails_what_is_in_flight_and_nothing_after(
 
 def test_a_failing_drafter_costs_speed_alone(lab: Any, alone: Any, monkeypatch: Any) -> None:
     problems = Problems()
-    engine = lab.engine(drafter="copy", on_problem=problems)
-    digest = engine._inbox._swap[0].digest
+    engine = lab.engine(on_problem=problems)
+    drafter = lab.drafter("copy")
+    engine.swap(drafter)
+    digest = drafter.digest
     reply = lab.request("a", PROMPT, max_tokens=20)
     engine.submit(reply.request)
     engine.step()
 
-    def failing(segments: Any) -> None:
+    def failing(*_: Any) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(engine._speculator.drafter.runner, "forward", failing)
+    monkeypatch.setattr(ModelDrafter, "propose", failing)
     lab.run(engine, [])
     lab.assert_same(reply, alone)
     assert engine.stats().drafter_failed == 1
@@ -243,7 +239,7 @@ def test_threads_submit_cancel_and_swap_while_the_loop_runs(lab: Any, alone: Any
     assert not loop.is_alive()
     for reply in replies[:11]:
         lab.assert_same(reply, alone)
-    with pytest.raises(BusyError):
+    with pytest.raises(UnavailableError, match="another node"):
         engine.submit(lab.request("late", PROMPT).request)
 
 
@@ -266,5 +262,5 @@ def test_close_fails_what_waits_and_what_runs(lab: Any) -> None:
         engine.submit(reply.request)
     engine.step()
     engine.close()
-    assert all(isinstance(reply.error, BusyError) for reply in replies)
+    assert all(isinstance(reply.error, UnavailableError) for reply in replies)
     assert engine.stats().running == engine.stats().waiting == 0

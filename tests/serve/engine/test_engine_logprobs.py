@@ -8,7 +8,6 @@ import torch
 
 from draftkeep.errors import InputError, ModelError
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.kernels.topk import topk_lse
 from draftkeep.serve.engine import record
 from draftkeep.serve.engine.request import Finished, How
 
@@ -94,56 +93,38 @@ def test_what_is_captured_does_not_depend_on_them(lab: Any, capture_k: Any, aske
     np.testing.assert_allclose(plain.tail_T, beside.tail_T, atol=1e-5)
 
 
-@pytest.mark.parametrize("drafter", ["none", "noisy"])
-@pytest.mark.parametrize("asked", [None, 3])
-def test_they_share_one_pass_with_capture(
-    lab: Any, drafter: Any, asked: Any, monkeypatch: Any
-) -> None:
-    calls = []
-    inner = topk_lse
-
-    def counting(logits_NV: Any, k: Any) -> Any:
-        calls.append(k)
-        return inner(logits_NV, k)
-
-    monkeypatch.setattr(record, "topk_lse", counting)
-    engine = lab.engine(drafter=drafter, capture_k=8)
-    replies = [lab.request(str(i), PROMPT, seed=i, top_logprobs=asked) for i in range(3)]
-    lab.run(engine, replies)
-    assert len(calls) == engine.stats().steps
-    assert set(calls) == {8}
-
-
 def test_a_lost_capture_does_not_lose_them(lab: Any, monkeypatch: Any) -> None:
-    """The shared pass fails where it is as wide as the capture; the narrow one is asked again."""
-    inner = topk_lse
-
     def failing(logits_NV: Any, k: Any) -> Any:
-        if k > 5:
-            raise MemoryError
-        return inner(logits_NV, k)
+        raise MemoryError
 
     monkeypatch.setattr(record, "topk_lse", failing)
     finished: list[Finished] = []
     engine = lab.engine(drafter="noisy", capture_k=8, on_finish=finished.append)
-    reply = lab.request("a", PROMPT, top_logprobs=5)
-    lab.run(engine, [reply])
-    _assert_raw(lab, reply, 5)
-    assert finished[0].ids_TK.shape == (16, 0)
-    assert engine.stats().capture_failed == 1
+    for number in range(5):
+        reply = lab.request(str(number), PROMPT, top_logprobs=5)
+        lab.run(engine, [reply])
+        _assert_raw(lab, reply, 5)
+    assert [one.ids_TK.shape for one in finished] == [(16, 0)] * 5
+    assert engine.stats().capture_failed == 5
+    assert engine.stats().failed == 0
 
 
-def test_a_row_of_nan_beside_them_fails_alone(lab: Any, monkeypatch: Any) -> None:
-    engine = lab.engine(capture_k=4)
-    good = lab.request("good", PROMPT, top_logprobs=3)
-    bad = lab.request("bad", (1, 2), top_logprobs=3)
-    for reply in (good, bad):
+@pytest.mark.parametrize("place", range(4))
+def test_a_row_of_nan_beside_them_fails_alone(lab: Any, monkeypatch: Any, place: Any) -> None:
+    """Wherever it is among the others, and they keep their capture as well."""
+    finished: list[Finished] = []
+    engine = lab.engine(capture_k=4, on_finish=finished.append)
+    replies = [lab.request(str(i), PROMPT, top_logprobs=3) for i in range(4)]
+    for reply in replies:
         engine.submit(reply.request)
     engine.step()
-    lab.step_with_nan(engine, monkeypatch, row=1)
+    lab.step_with_nan(engine, monkeypatch, row=place)
+    bad = replies.pop(place)
     assert isinstance(bad.error, ModelError)
     lab.run(engine, [])
-    _assert_raw(lab, good, 3)
+    for reply in replies:
+        _assert_raw(lab, reply, 3)
+    assert [one.ids_TK.shape for one in finished] == [(16, 4)] * 3
 
 
 @pytest.mark.parametrize("asked", [-1, 21])

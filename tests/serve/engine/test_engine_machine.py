@@ -152,7 +152,7 @@ class EngineMachine(RuleBasedStateMachine):
                 break
         self.nothing_is_lost_or_doubled()
         assert not self._open()
-        assert self.engine._inbox._known == set()
+        assert self.engine.stats().known == self.engine.stats().leaving == 0
         for name, reply in self.replies.items():
             assert reply.error is None
             assert len(reply.logprobs) == len(reply.tokens)

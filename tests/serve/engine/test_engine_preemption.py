@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftkeep.errors import BusyError, ModelError
+from draftkeep.errors import BusyError, ModelError, UnavailableError
 from draftkeep.kernels.sampling import Sampling
 from draftkeep.serve.engine.request import Finish, Finished
 from draftkeep.serve.engine.scheduler import PREFILL_PER_STEP
@@ -237,21 +237,15 @@ def test_a_parked_request_is_ended_at_once(lab: Any, clock: Any) -> None:
 def test_close_fails_what_is_parked(lab: Any, clock: Any) -> None:
     engine, a, b = _parked(lab, clock)
     engine.close()
-    assert isinstance(a.error, BusyError)
-    assert isinstance(b.error, BusyError)
+    assert isinstance(a.error, UnavailableError)
+    assert isinstance(b.error, UnavailableError)
     assert engine.stats().failed == 2
-    assert engine._inbox._known == set()
+    assert engine.stats().known == 0
 
 
 def test_a_failing_pass_spares_what_is_parked(lab: Any, clock: Any, monkeypatch: Any) -> None:
     engine, a, b = _parked(lab, clock, drafter="noisy")
-
-    def failing(segments: Any) -> None:
-        raise RuntimeError("out of memory")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(engine._target, "forward", failing)
-        lab.step(engine, clock)
+    lab.step_that_fails(engine, monkeypatch)
     assert isinstance(b.error, ModelError)
     lab.run(engine, [])
     assert a.error is None

@@ -183,10 +183,10 @@ def test_alone_with_drafts(
     expected: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # The one engine of the real model is everybody's: this drafter is for one test alone.
     monkeypatch.setattr(engine._speculator, "drafter", _Script(expected))
-    monkeypatch.setattr(
-        engine._speculator.lookahead, "speculation", Speculation(mode="fixed", lookahead=8)
-    )
+    engine.set_speculation(Speculation(mode="fixed", lookahead=8))
     replies = _run(lab, engine, prompts, alone=True)
+    engine.set_speculation(Speculation(mode="fixed", lookahead=2))
     _assert_equal(target, replies, expected)
     assert all(max(reply.calls) > 4 for reply in replies)

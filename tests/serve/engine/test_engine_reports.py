@@ -5,7 +5,10 @@ from typing import Any
 import pytest
 
 from draftkeep.kernels.sampling import Sampling
+from draftkeep.serve.engine import decode_step
 from draftkeep.serve.engine.request import Finished, StepReport
+from draftkeep.serve.engine.verification import target_pass
+from draftkeep.serve.passes.runner import ModelRunner
 
 PROMPTS = (3, 17, 1, 8)
 
@@ -88,17 +91,19 @@ def test_times_are_the_engines_clock(lab: Any, clock: Any, monkeypatch: Any) -> 
     )
     engine.step()
 
-    def slow(runner: Any, seconds: Any) -> None:
-        inner = runner.forward
+    forward = ModelRunner.forward
 
-        def forward(segments: Any) -> Any:
-            clock.now_s += seconds
-            return inner(segments)
+    def drafting(runner: ModelRunner, segments: Any) -> Any:
+        clock.now_s += 2.0
+        return forward(runner, segments)
 
-        monkeypatch.setattr(runner, "forward", forward)
+    def verifying(runner: ModelRunner, rows: Any) -> Any:
+        clock.now_s += 1.0
+        return target_pass(runner, rows)
 
-    slow(engine._target, 3.0)
-    slow(engine._speculator.drafter.runner, 2.0)
+    # Every pass is one of a runner's, and the target's are those of `target_pass` as well.
+    monkeypatch.setattr(ModelRunner, "forward", drafting)
+    monkeypatch.setattr(decode_step, "target_pass", verifying)
     first, second = lab.request("a", (1, 2, 3), max_tokens=6), lab.request("b", (4,), max_tokens=1)
     submitted_s = clock.now_s
     for reply in (first, second):
@@ -140,5 +145,6 @@ def test_stats_say_how_full_the_slots_are(lab: Any) -> None:
         engine.step()
     assert engine.stats().kv_used_share == 2 * (21 + 9) / 400
     assert engine.stats().verification == "coupled"
+    assert engine.stats().decoder == "fused"
     lab.run(engine, [])
     assert engine.stats().kv_used_share == 0.0

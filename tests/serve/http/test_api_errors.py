@@ -165,10 +165,14 @@ def test_an_unknown_tenant_gets_nothing(station: Any, value: str | None, path: s
 
 def test_an_unknown_model_or_route_is_404(station: Any) -> None:
     body = {"model": CANARY, "messages": MESSAGES}
-    assert refused(station.post(CHAT, body), 404, "model")["code"] == "model_not_found"
+    error = refused(station.post(CHAT, body), 404, "model")
+    assert (error["type"], error["code"]) == ("not_found_error", "model_not_found")
     refused(station.http.get(f"{MODELS}/{CANARY}", headers=HEADERS), 404, "model")
-    refused(station.http.get(f"/{CANARY}", headers=HEADERS), 404, None)
-    refused(station.http.get(CHAT, headers=HEADERS), 405, None)
+    for response, status in (
+        (station.http.get(f"/{CANARY}", headers=HEADERS), 404),
+        (station.http.get(CHAT, headers=HEADERS), 405),
+    ):
+        assert refused(response, status, None)["type"] == "invalid_request_error"
 
 
 def test_a_body_of_many_megabytes_is_refused(station: Any) -> None:

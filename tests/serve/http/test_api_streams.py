@@ -159,6 +159,7 @@ class Schedule:
 
     def __init__(self, station: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.engine = station.node.engine
+        self.finished = self.engine.stats().finished
         self.now_s = 0.0
         self.bursts: list[tuple[float, int]] = []
         schedule = self
@@ -166,6 +167,7 @@ class Schedule:
         class Recorded(Pacer):
             def __init__(self, choices: int, **options: Any) -> None:
                 timing = {"clock": lambda: schedule.now_s, "sleep": schedule.sleep}
+                schedule.finished += choices
                 super().__init__(choices, **(options | timing))
 
             async def bursts(self, events: Any) -> AsyncIterator[str]:
@@ -177,7 +179,7 @@ class Schedule:
 
     async def sleep(self, seconds: float) -> None:
         self.now_s += seconds
-        while self.engine.stats().running or self.engine.stats().waiting:
+        while self.engine.stats().finished < self.finished:
             await asyncio.sleep(0.001)
         for _ in range(100):
             await asyncio.sleep(0)
@@ -251,8 +253,8 @@ def test_a_client_that_leaves_a_paced_stream_frees_its_slots(
     request = {"json": body(CHAT, n=3, max_tokens=200), "headers": HEADERS}
     with station.http.stream("POST", CHAT, **request) as response:
         next(response.iter_lines())
-        station.wait_for(lambda: station.node.engine.stats().running == 3)
-    station.wait_for(lambda: len(station.node.engine._inbox._cancelled) == 3)
+        station.wait_for(lambda: station.node.engine.stats().known == 3)
+    station.wait_for(lambda: station.node.engine.stats().leaving == 3)
     gate.open()
     station.wait_for(lambda: station.node.engine.stats().cancelled == 3)
     assert station.capture_stats()["drops"] == {"client_gone": 3}

@@ -110,9 +110,10 @@ def test_a_hanging_log_does_not_hold_up_the_end(
     stations: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    go, insert = threading.Event(), GroupWriter._insert
+    hangs, go, insert = threading.Event(), threading.Event(), GroupWriter._insert
 
     def hanging(self: GroupWriter, appends: Any) -> list[int]:
+        hangs.set()
         go.wait()
         return insert(self, appends)
 
@@ -120,6 +121,7 @@ def test_a_hanging_log_does_not_hold_up_the_end(
     monkeypatch.setattr(node_module, "DRAIN_TIMEOUT_S", 1.0)
     station = stations()
     ask(station, 3)
+    assert hangs.wait(60)
     station.node.close()
     drops = station.node.capture.drops()
     assert set(drops) <= {"closed", "log_failed"}
@@ -174,7 +176,9 @@ def test_an_unusable_log_leaves_the_node_serving(
 def test_drops_reach_the_catalog_and_a_locked_catalog_loses_none(
     stations: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    station = stations(serve={"follow_s": 3600})
+    station = stations()
+    station.node.housekeeper.stop()
+    assert station.node.housekeeper.join(60)
     reporter, catalog = station.node._drops, station.node.catalog
 
     def stored() -> dict[str, int]:

@@ -186,17 +186,6 @@ def test_a_quarantined_drafter_goes_even_where_its_successor_cannot_be_used(
     assert station.node.engine.stats().drafter == b""
 
 
-def test_the_thread_outlives_a_failing_housekeeper(
-    stations: Callable[..., Any], publish: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    station = stations(serve={"follow_s": 0.01})
-    monkeypatch.setattr(station.node._drops, "report", lambda: 1 / 0)
-    station.chat(max_tokens=1)
-    digest = publish(station)
-    point(station, digest)
-    station.wait_for(lambda: station.node.follower.current == digest)
-
-
 class _Failing:
     """Drafters whose passes fail as often as they are told to."""
 

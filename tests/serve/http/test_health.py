@@ -1,5 +1,6 @@
 """The probes: alive, ready, draining, dead, and not loaded yet."""
 
+import logging
 import os
 import socket
 import subprocess
@@ -66,6 +67,29 @@ def test_a_dead_engine_is_a_dead_node(
     refused = station.post("/v1/completions", COMPLETION)
     assert refused.status_code == 503
     assert "zebra" not in refused.text
+
+
+def test_an_engine_that_hangs_is_a_dead_node_until_it_goes_on(
+    stations: Callable[..., Any], gate: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    station = stations(serve={"stall_s": 2.0})
+    answers: list[Any] = []
+    running = threading.Thread(
+        target=lambda: answers.append(station.post("/v1/completions", COMPLETION))
+    )
+    with caplog.at_level(logging.WARNING):
+        running.start()
+        assert gate.waiting.wait(60)
+        station.wait_for(lambda: probes(station.http) == (503, 503, 503))
+        refused = station.post("/v1/completions", COMPLETION)
+        assert refused.status_code == 503
+        gate.open()
+        running.join()
+        station.wait_for(lambda: probes(station.http) == (200, 200, 200))
+    assert answers[0].status_code == 200
+    said = [message for message in caplog.messages if "the engine" in message]
+    assert "has not come round" in said[0]
+    assert "has recovered" in said[-1]
 
 
 def test_a_node_that_is_being_loaded_says_so(tmp_path: Path) -> None:

@@ -47,6 +47,9 @@ def served(stations: Callable[..., Any], publish: Callable[..., bytes]) -> Any:
     station.post("/v1/chat/completions", other)
     station.http.get("/nowhere/zebra-canary-77")
     station.capture_stats()
+    # A step is reported behind what it finished.
+    metrics, engine = station.node.metrics, station.node.engine
+    station.wait_for(lambda: metrics.counted().total.tokens == engine.stats().output_tokens)
     return station
 
 

@@ -1,5 +1,6 @@
 """A node's start and end: what refuses a start, what only costs capture, and what close does."""
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -105,7 +106,7 @@ def test_close_tells_requests_under_way(stations: Callable[..., Any], gate: Any)
     assert gate.waiting.wait(60)
     closing = threading.Thread(target=station.node.close)
     closing.start()
-    station.wait_for(station.node._stop.is_set)
+    station.wait_for(lambda: station.node.engine_thread.stopping)
     gate.open()
     waiting.join()
     closing.join()
@@ -125,7 +126,7 @@ def test_close_tells_streams_under_way_what_it_tells_everyone(
     assert gate.waiting.wait(60)
     closing = threading.Thread(target=station.node.close)
     closing.start()
-    station.wait_for(station.node._stop.is_set)
+    station.wait_for(lambda: station.node.engine_thread.stopping)
     gate.open()
     reader.join()
     closing.join()
@@ -133,20 +134,48 @@ def test_close_tells_streams_under_way_what_it_tells_everyone(
     assert events[-1]["error"]["type"] == "service_unavailable_error"
 
 
-def test_expired_keys_are_destroyed_while_a_node_runs(
+def test_a_step_that_does_not_end_leaves_the_files_open(
+    stations: Callable[..., Any],
+    gate: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(node_module, "END_TIMEOUT_S", 0.1)
+    station = stations()
+    answers: list[Any] = []
+    body = {"model": "tiny", "prompt": "x", "max_tokens": 100, "ignore_eos": True}
+    waiting = threading.Thread(target=lambda: answers.append(station.post("/v1/completions", body)))
+    waiting.start()
+    assert gate.waiting.wait(60)
+    with caplog.at_level(logging.CRITICAL):
+        station.node.close()
+    (said,) = caplog.messages
+    assert said.startswith("the engine did not end within 0.1 s; keyring, catalog and log")
+    assert station.node.follower.join(60)
+    assert station.node.housekeeper.join(60)
+    assert not station.node.ready
+    # The keyring, the catalog and the log's emitter are still what the engine knew.
+    assert station.node.erase("acme", "nobody").aliases == 0
+    assert station.node.capture.drops() == {}
+    gate.open()
+    waiting.join()
+    assert answers[0].status_code == 503
+    assert station.node.engine_thread.join(60)
+
+
+def test_deadlines_do_not_wait_for_the_follower(
     stations: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_module, "EXPIRY_EVERY_S", 0.0)
-    due: list[float] = []
-    destroy = Keyring.destroy_expired
+    monkeypatch.setattr(node_module, "KEEP_HOUSE_S", 0.01)
+    due, destroy = threading.Event(), Keyring.destroy_expired
 
     def watched(self: Keyring, now_s: float) -> int:
-        due.append(now_s)
+        due.set()
         return destroy(self, now_s)
 
     monkeypatch.setattr(Keyring, "destroy_expired", watched)
-    station = stations(serve={"follow_s": 0.01}, capture={"enabled": False})
-    station.wait_for(lambda: len(due) > 1)
+    stations(serve={"follow_s": 3600}, capture={"enabled": False})
+    assert due.wait(60)
 
 
 @pytest.mark.parametrize("enabled", [True, False])

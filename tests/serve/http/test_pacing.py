@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draftkeep.serve.http.chunks import Chunk
 from draftkeep.serve.http.pacing import Pacer
-from draftkeep.serve.http.stream_events import Event
 
 TICK_S = 0.25
 
@@ -17,7 +17,7 @@ TICK_S = 0.25
 class Timeline:
     """A clock that only `sleep` moves, and events that become available at times of it."""
 
-    def __init__(self, arrivals: list[tuple[int, Event]]) -> None:
+    def __init__(self, arrivals: list[tuple[int, Chunk]]) -> None:
         self.now_s = 100.0
         self.arrivals = arrivals
         self.moved = asyncio.Condition()
@@ -34,7 +34,7 @@ class Timeline:
         for _ in range(20):  # the reader takes what has come meanwhile
             await asyncio.sleep(0)
 
-    async def events(self) -> AsyncIterator[Event]:
+    async def events(self) -> AsyncIterator[Chunk]:
         for tick, event in self.arrivals:
             async with self.moved:
                 while self.now_s < 100.0 + tick * TICK_S:
@@ -43,7 +43,7 @@ class Timeline:
 
 
 def run(
-    arrivals: list[tuple[int, Event]], *, choices: int = 1, lateness: tuple[float, ...] = ()
+    arrivals: list[tuple[int, Chunk]], *, choices: int = 1, lateness: tuple[float, ...] = ()
 ) -> list[tuple[float, str]]:
     """(time, burst) of everything released."""
 
@@ -62,9 +62,9 @@ def run(
     return asyncio.run(go())
 
 
-def choice(index: int, *texts: str) -> list[Event]:
+def choice(index: int, *texts: str) -> list[Chunk]:
     last = len(texts) - 1
-    return [Event(line=text, choice=index, last=at == last) for at, text in enumerate(texts)]
+    return [Chunk(line=text, choice=index, last=at == last) for at, text in enumerate(texts)]
 
 
 def gaps(bursts: list[tuple[float, str]]) -> list[float]:
@@ -74,7 +74,7 @@ def gaps(bursts: list[tuple[float, str]]) -> list[float]:
 
 @given(st.lists(st.integers(0, 3), min_size=5, max_size=5))
 def test_every_gap_is_a_tick_whatever_came_when(waits: list[int]) -> None:
-    events = [*choice(0, "a", "b", "c", "d", "e"), Event(line="[DONE]")]
+    events = [*choice(0, "a", "b", "c", "d", "e"), Chunk(line="[DONE]")]
     ticks = [sum(waits[: at + 1]) for at in range(5)]
     ticks.append(ticks[-1])
     bursts = run(list(zip(ticks, events, strict=True)))
@@ -84,7 +84,7 @@ def test_every_gap_is_a_tick_whatever_came_when(waits: list[int]) -> None:
 
 
 def test_blocks_and_single_tokens_look_the_same() -> None:
-    events = [*choice(0, *"abcdef"), Event(line="[DONE]")]
+    events = [*choice(0, *"abcdef"), Chunk(line="[DONE]")]
     blocks = run([(0, event) for event in events[:4]] + [(2, event) for event in events[4:]])
     singles = run(list(enumerate(events, start=1)))
     assert blocks == singles
@@ -93,13 +93,13 @@ def test_blocks_and_single_tokens_look_the_same() -> None:
 def test_each_choice_has_one_event_a_tick_until_its_last() -> None:
     first, second = choice(0, "a", "b"), choice(1, "x", "y", "z")
     arrivals = [(0, event) for event in first + second[:1]] + [(4, event) for event in second[1:]]
-    arrivals.append((4, Event(line="[DONE]")))
+    arrivals.append((4, Chunk(line="[DONE]")))
     bursts = [burst for _, burst in run(arrivals, choices=2)]
     assert bursts == ["ax", "b<1>", "<1>", "y", "z", "[DONE]"]
 
 
 def test_a_stream_that_fails_ends_on_a_tick() -> None:
-    arrivals = [(0, Event(line="a", choice=0)), (3, Event(line="error")), (3, Event(line="[DONE]"))]
+    arrivals = [(0, Chunk(line="a", choice=0)), (3, Chunk(line="error")), (3, Chunk(line="[DONE]"))]
     bursts = run(arrivals)
     assert [burst for _, burst in bursts] == ["a", "<0>", "error", "[DONE]"]
     assert set(gaps(bursts)) == {TICK_S}
@@ -111,8 +111,8 @@ def test_a_late_sleeper_never_bunches() -> None:
 
 
 def test_an_error_of_the_source_is_not_swallowed() -> None:
-    async def broken() -> AsyncIterator[Event]:
-        yield Event(line="a", choice=0)
+    async def broken() -> AsyncIterator[Chunk]:
+        yield Chunk(line="a", choice=0)
         raise RuntimeError("broken")
 
     async def go() -> list[str]:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftkeep.ingest.breaker import Breaker
+from draftkeep.breaker import Breaker
 
 
 def test_it_opens_at_the_threshold_and_pauses_longer_each_time() -> None:
@@ -11,6 +11,7 @@ def test_it_opens_at_the_threshold_and_pauses_longer_each_time() -> None:
     breaker.failed(10.0)
     breaker.failed(10.0)
     assert breaker.wait_s(10.0) == 0
+    assert not breaker.is_open
     pauses = []
     now_s = 10.0
     for _ in range(5):
@@ -18,6 +19,7 @@ def test_it_opens_at_the_threshold_and_pauses_longer_each_time() -> None:
         pauses.append(breaker.wait_s(now_s))
         now_s += pauses[-1]
         assert breaker.wait_s(now_s) == 0
+        assert breaker.is_open
     assert pauses == [1.0, 2.0, 4.0, 5.0, 5.0]
 
 
@@ -28,6 +30,7 @@ def test_a_success_closes_it_and_forgets() -> None:
     assert breaker.doubtful
     breaker.succeeded()
     assert not breaker.doubtful
+    assert not breaker.is_open
     assert breaker.wait_s(1.0) == 0
     breaker.failed(2.0)
     assert breaker.wait_s(2.0) == 1.0

@@ -1,4 +1,4 @@
-"""RequestLog: one line in the log for each request, and the counts of answers by route and status.
+"""RequestLog: one line in the log for each request.
 
 A line tells how a request went: sizes, times, the drafter, what was accepted. It never holds
 anything that the request said, nor whom it was about.
@@ -12,14 +12,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from starlette.datastructures import MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
 from draftkeep.serve.engine.request import Finished
 
 # The engine reports a choice a moment after its last token has left.
 LINGER_S = 0.25
-RETRY_AFTER_S = 5
 OTHER = "other"
 _log = logging.getLogger("draftkeep.requests")
 
@@ -99,55 +95,6 @@ class RequestLog:
         _log.log(level, "request", extra={"fields": line_of(entry, self._label)})
 
 
-class CountRequests:
-    """ASGI middleware: every request gets an id, a line in the log and a place in the counts.
-
-    The id is in the answer's `x-request-id` and, for the routes, in `request.state.request_id`.
-    Answers of 503 say when to come back. While the node is being loaded that is all.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        node = scope["app"].state.node
-        if node is None:
-            await self._app(scope, receive, _patient(send))
-            return
-        entry: Entry = node.requests.begin(scope["method"])
-        scope.setdefault("state", {})["request_id"] = entry.request_id
-        later, over = _patient(send), False
-
-        async def watched() -> Message:
-            message = await receive()
-            entry.left |= message["type"] == "http.disconnect" and not over
-            return message
-
-        async def marked(message: Message) -> None:
-            nonlocal over
-            if message["type"] == "http.response.start":
-                entry.status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = entry.request_id
-            await later(message)
-            over = message["type"] == "http.response.body" and not message.get("more_body", False)
-
-        try:
-            await self._app(scope, watched, marked)
-        except Exception:
-            entry.status = entry.status or 500
-            raise
-        finally:
-            # Nothing was sent: the request was given up, by its client or by the node's end.
-            entry.status = entry.status or 499
-            entry.route = _route(scope)
-            entry.tenant = scope["state"].get("tenant")
-            node.metrics.http(entry.route, entry.status)
-            node.requests.end(entry)
-
-
 def line_of(entry: Entry, label: Callable[[bytes], str]) -> dict[str, object]:
     """The fields of a request's line. Of several choices the sums, and the times of the slowest."""
     line: dict[str, object] = {
@@ -178,24 +125,6 @@ def line_of(entry: Entry, label: Callable[[bytes], str]) -> dict[str, object]:
         "drafts_tested": sum(choice.tested for choice in choices),
         "drafts_accepted": sum(choice.accepted for choice in choices),
     }
-
-
-def _patient(send: Send) -> Send:
-    """Sends the same, and with every 503 when to come back."""
-
-    async def marked(message: Message) -> None:
-        if message["type"] == "http.response.start" and message["status"] == 503:
-            MutableHeaders(scope=message).setdefault("retry-after", str(RETRY_AFTER_S))
-        await send(message)
-
-    return marked
-
-
-def _route(scope: Scope) -> str:
-    """The pattern of the route that answered; a path as it was asked for is nobody's label."""
-    route = scope.get("route")
-    path: object = getattr(route, "path", OTHER)
-    return path if isinstance(path, str) else OTHER
 
 
 def _ms(seconds: float) -> float:

@@ -10,7 +10,7 @@ from draftkeep.serve.http.generation import Generation
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
-class EventStream(StreamingResponse):
+class SseResponse(StreamingResponse):
     """Server-sent events of one generation.
 
     A client that leaves ends the iteration at whatever point it has reached, even before its

@@ -1,8 +1,9 @@
 """Runs inside a Python that has vLLM, started by the serving bench: reads one JSON job on standard
 input, prints one JSON result as the last line.
 
-The job: model, draft (a directory or null), draft_tokens, prompts (lists of ids), max_tokens,
-together (all at once, or one after another). The result: ids and seconds.
+The job: model, draft (a directory or null), draft_tokens, prompts (lists of ids), max_tokens (of
+each prompt), context (the most tokens of a request), slots (the most requests at a time), together
+(all at once, or one after another). The result: ids of every prompt, seconds of every call.
 """
 
 import json
@@ -20,7 +21,7 @@ def main() -> None:
         "model": job["model"],
         "dtype": "float32",
         "max_model_len": job["context"],
-        "max_num_seqs": 8,
+        "max_num_seqs": job["slots"],
         "enforce_eager": True,
         "enable_prefix_caching": False,
     }
@@ -31,15 +32,18 @@ def main() -> None:
             "num_speculative_tokens": job["draft_tokens"],
         }
     engine = LLM(**options)
-    sampling = SamplingParams(temperature=0.0, max_tokens=job["max_tokens"])
-    prompts = [{"prompt_token_ids": ids} for ids in job["prompts"]]
-    engine.generate(prompts[:1], sampling, use_tqdm=False)
-    groups = [prompts] if job["together"] else [[prompt] for prompt in prompts]
+    requests = [
+        ({"prompt_token_ids": ids}, SamplingParams(temperature=0.0, max_tokens=count))
+        for ids, count in zip(job["prompts"], job["max_tokens"], strict=True)
+    ]
+    engine.generate(*requests[0], use_tqdm=False)
+    groups = [requests] if job["together"] else [[request] for request in requests]
     ids: list[list[int]] = []
     seconds: list[float] = []
     for group in groups:
+        prompts, sampling = map(list, zip(*group, strict=True))
         started_s = time.perf_counter()
-        outputs = engine.generate(group, sampling, use_tqdm=False)
+        outputs = engine.generate(prompts, sampling, use_tqdm=False)
         seconds.append(time.perf_counter() - started_s)
         ids += [list(output.outputs[0].token_ids) for output in outputs]
     print(json.dumps({"ids": ids, "seconds": seconds}))

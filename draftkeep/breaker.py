@@ -19,6 +19,11 @@ class Breaker:
         self._open_until_s: float | None = None
 
     @property
+    def is_open(self) -> bool:
+        """Whether it opened and no try has gone well since, also while one is due."""
+        return self._open_until_s is not None
+
+    @property
     def doubtful(self) -> bool:
         """Whether the last try went wrong."""
         return self._failures > 0

@@ -1,0 +1,110 @@
+"""What `draftkeep doctor` checks of device, target and drafter. torch is imported only here."""
+
+from typing import TYPE_CHECKING
+
+from draftkeep.cli.finding import Finding
+from draftkeep.config import Config
+
+if TYPE_CHECKING:
+    from draftkeep.store.models import TargetModel
+
+
+def check_device(config: Config) -> Finding:
+    """Is the configured device there, and does the number format suit it?"""
+    import torch
+
+    device = config.model.device
+    shown = f"{device}, {config.model.dtype}"
+    if device != "cpu":
+        index, seen = int(device.partition(":")[2] or 0), torch.cuda.device_count()
+        if index >= seen:
+            return Finding(
+                check="device",
+                status="fail",
+                detail=f"{device} is configured, and torch sees {seen} of its kind",
+                remedy="set model.device to cpu, or install the driver and a torch built for it",
+            )
+    elif config.model.dtype == "float16":
+        return Finding(
+            check="device",
+            status="warn",
+            detail=f"{shown} is slow and coarse on a CPU",
+            remedy="set model.dtype to float32",
+        )
+    return Finding(check="device", status="ok", detail=shown)
+
+
+def check_model(config: Config) -> Finding:
+    """Does the target load, and do context and tokenizer fit it? Raises ModelError."""
+    target = _target(config)
+    limit = int(target.model.config.max_position_embeddings)
+    if config.serve.max_context > limit:
+        return Finding(
+            check="model",
+            status="fail",
+            detail=f"serve.max_context {config.serve.max_context} is over the model's {limit}",
+            remedy=f"set serve.max_context to {limit} or less",
+        )
+    size = len(target.tokenizer)
+    if size > target.vocab:
+        return Finding(
+            check="model",
+            status="fail",
+            detail=f"the tokenizer has {size} ids, the model only {target.vocab}",
+            remedy="use the tokenizer that came with the model",
+        )
+    mark = target.target_fingerprint.hex()[:12]
+    return Finding(check="model", status="ok", detail=f"{config.model.target}, {mark}")
+
+
+def check_drafter(config: Config) -> Finding:
+    """Would the node draft with what its channel points at? Raises ModelError and StoreError."""
+    from draftkeep.store.anchors import GATE, read_anchor
+    from draftkeep.store.catalog import Catalog
+    from draftkeep.store.drafter import load_drafter
+    from draftkeep.store.registry import Registry, scope_of
+
+    nothing = Finding(
+        check="drafter",
+        status="warn",
+        detail=f"channel {config.serve.channel} is empty; the service runs without speculation",
+        remedy="draftkeep drafters cold",
+    )
+    if not (config.state_dir / "catalog.db").exists():
+        return nothing
+    target = _target(config)
+    # As the node does, so that what does not fit there does not fit here.
+    embedding_VC = target.model.get_input_embeddings().weight
+    scope = scope_of(tuple(tenant.name for tenant in config.tenants))
+    catalog = Catalog.open(config.state_dir / "catalog.db")
+    try:
+        registry = Registry(catalog, config.state_dir / "drafters")
+        digest = registry.channel(scope, config.serve.channel)
+        if digest is None:
+            return nothing
+        drafter = load_drafter(
+            registry.path(digest),
+            gate_public=read_anchor(config.state_dir, GATE),
+            expect_tokenizer=target.tokenizer_fingerprint,
+            expect_vocab=target.vocab,
+            share_embeddings=embedding_VC,
+            device=embedding_VC.device,
+            dtype=embedding_VC.dtype,
+        )
+    finally:
+        catalog.close()
+    if drafter.manifest.target != target.target_fingerprint.hex():
+        return Finding(
+            check="drafter",
+            status="fail",
+            detail=f"{digest.hex()[:12]} was made for another target model",
+            remedy="serve that target again, or start over in a fresh state_dir",
+        )
+    return Finding(check="drafter", status="ok", detail=f"{scope} drafts with {digest.hex()[:12]}")
+
+
+def _target(config: Config) -> "TargetModel":
+    from draftkeep.store.models import load_target
+
+    model = config.model
+    return load_target(model.target, device=model.device, dtype=model.dtype)

@@ -1,0 +1,60 @@
+"""Housekeeper: what a node does for its deadlines and its accounts beside serving."""
+
+import logging
+from collections.abc import Callable
+
+from draftkeep.policies.keyring import Keyring
+from draftkeep.serve.drops import DropReporter
+from draftkeep.serve.periodic import Periodic
+from draftkeep.serve.problems import reason_of
+from draftkeep.serve.sealing import PublishingSealer
+
+_log = logging.getLogger(__name__)
+
+
+class Housekeeper:
+    """Reports drops, lets the sealer forget what is over, and destroys expired keys.
+
+    Every `every_s` seconds in a thread of its own, so that nothing else a node does can hold up a
+    deadline. A chore that fails is logged, keeps no other from being done, and is tried again.
+    `sealer` and `keyring` are None where the node has none; `clock` is the wall clock.
+    """
+
+    def __init__(
+        self,
+        drops: DropReporter,
+        sealer: PublishingSealer | None,
+        keyring: Keyring | None,
+        *,
+        clock: Callable[[], float],
+        every_s: float,
+    ) -> None:
+        self._chores: list[tuple[str, Callable[[], object]]] = []
+        if keyring is not None:
+            self._chores.append(
+                ("destroying expired keys", lambda: keyring.destroy_expired(clock()))
+            )
+        if sealer is not None:
+            self._chores.append(("sweeping the sealer", sealer.sweep))
+        self._chores.append(("reporting drops", drops.report))
+        self._rounds = Periodic("housekeeper", self.keep, every_s=every_s)
+
+    def start(self) -> None:
+        """Begin."""
+        self._rounds.start()
+
+    def stop(self) -> None:
+        """Begin no further round."""
+        self._rounds.stop()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end of a round under way; False where it goes on after `timeout_s`."""
+        return self._rounds.join(timeout_s)
+
+    def keep(self) -> None:
+        """One round. Never raises."""
+        for what, chore in self._chores:
+            try:
+                chore()
+            except Exception as error:
+                _log.error("%s failed and is tried again: %s", what, reason_of(error))

@@ -1,0 +1,113 @@
+"""The housekeeper: one round does every chore, and what fails is said and tried again."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from draftkeep.config import RetentionConfig
+from draftkeep.errors import StoreError
+from draftkeep.policies.keyring import Keyring
+from draftkeep.serve.capture import Capture
+from draftkeep.serve.drops import DropReporter
+from draftkeep.serve.housekeeping import Housekeeper
+from draftkeep.store.catalog import Catalog
+from draftkeep.store.schema import drops
+from tests.serve.conftest import Clock
+
+TTL_S = 400
+
+
+class House:
+    """A keyring with one period, a catalog, one dropped trace, and a housekeeper over them."""
+
+    def __init__(self, directory: Path, clock: Clock) -> None:
+        self.clock = clock
+        retention = RetentionConfig(period_s=100, ttl_s=TTL_S)
+        self.keyring = Keyring.open(directory / "keys", retention=retention, clock=clock)
+        self.catalog = Catalog.open(directory / "catalog.db")
+        self._period_id = self.keyring.ensure_period("acme", clock()).period_id
+        capture = Capture(
+            None, context_tokens=8, chat_template_hash=bytes(32), on_problem=lambda *_: None
+        )
+        capture.refused("never")
+        self.housekeeper = Housekeeper(
+            DropReporter(capture, self.catalog, node="node-1", clock=clock),
+            None,
+            self.keyring,
+            clock=clock,
+            every_s=0.01,
+        )
+
+    @property
+    def holds_key(self) -> bool:
+        return self.keyring.period(self._period_id) is not None
+
+    def reported(self) -> dict[str, int]:
+        with self.catalog.read() as connection:
+            rows = connection.execute(sa.select(drops.c.reason, drops.c.count)).all()
+        return {reason: int(count) for reason, count in rows}
+
+    def close(self) -> None:
+        self.housekeeper.stop()
+        assert self.housekeeper.join(60)
+        self.keyring.close()
+        self.catalog.close()
+
+
+@pytest.fixture
+def house(tmp_path: Path, clock: Clock) -> Iterator[House]:
+    house = House(tmp_path, clock)
+    yield house
+    house.close()
+
+
+def test_a_round_destroys_what_is_past_its_deadline_and_reports_drops(house: House) -> None:
+    house.housekeeper.keep()
+    assert house.holds_key
+    house.clock.now_s += TTL_S
+    house.housekeeper.keep()
+    assert not house.holds_key
+    assert house.reported() == {"never": 1}
+
+
+def failing(*_: object) -> int:
+    raise StoreError("the keyring is locked; try again")
+
+
+def test_a_chore_that_fails_is_said_keeps_no_other_and_is_tried_again(
+    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    house.clock.now_s += TTL_S
+    with monkeypatch.context() as broken, caplog.at_level(logging.ERROR):
+        broken.setattr(house.keyring, "destroy_expired", failing)
+        house.housekeeper.keep()
+    assert house.holds_key
+    assert house.reported() == {"never": 1}
+    assert caplog.messages == [
+        "destroying expired keys failed and is tried again: the keyring is locked; try again"
+    ]
+    house.housekeeper.keep()
+    assert not house.holds_key
+
+
+def test_the_thread_outlives_a_failure(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried, twice = [], threading.Event()
+    destroy: Callable[[float], int] = house.keyring.destroy_expired
+
+    def first_fails(now_s: float) -> int:
+        tried.append(now_s)
+        if len(tried) == 1:
+            raise OSError("no disk")
+        count = destroy(now_s)
+        twice.set()
+        return count
+
+    monkeypatch.setattr(house.keyring, "destroy_expired", first_fails)
+    house.clock.now_s += TTL_S
+    house.housekeeper.start()
+    assert twice.wait(60)
+    assert not house.holds_key
