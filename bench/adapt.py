@@ -22,8 +22,8 @@ from draftkeep.distill.selection import Opened
 from draftkeep.distill.trainer import Trainer
 from draftkeep.distill.vocabulary import choose_vocabulary
 from draftkeep.files import write_file
-from draftkeep.serve.capture import to_trace
 from draftkeep.serve.engine.lookahead import Speculation
+from draftkeep.serve.to_trace import to_trace
 from draftkeep.store.drafter import (
     Drafter,
     cold_drafter,

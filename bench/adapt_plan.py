@@ -5,9 +5,6 @@ from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
-from draftkeep.store.drafter import Drafter, load_drafter
-from draftkeep.store.models import TargetModel
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptPlan:
@@ -63,19 +60,14 @@ class Adapted:
     bfloat16: bool
 
     @property
+    def drafter_dir(self) -> Path:
+        """Where the drafter lies."""
+        return self.directory / "drafters" / self.digest
+
+    @property
     def seconds(self) -> float:
         """Traces and training together."""
         return self.capture_s + self.train_s
-
-    def load(self, target: TargetModel) -> Drafter:
-        """The drafter, verified; embeddings shared with `target`."""
-        return load_drafter(
-            self.directory / "drafters" / self.digest,
-            gate_public=None,
-            expect_tokenizer=target.tokenizer_fingerprint,
-            expect_vocab=target.vocab,
-            share_embeddings=target.model.get_input_embeddings().weight,
-        )
 
 
 def shrunk(plan: AdaptPlan) -> AdaptPlan:

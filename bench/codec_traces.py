@@ -1,6 +1,6 @@
 """Traces of a real model for the codec bench: sampled completions of chat prompts.
 
-Suffixes: B rows of a batch, N traces, T positions, V vocabulary, K list entries.
+Suffixes: B rows of a batch, T positions, V vocabulary, K list entries.
 """
 
 from collections.abc import Iterator

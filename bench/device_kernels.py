@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from bench.device_timing import close, median_s
 from bench.results import Row
-from draftkeep.kernels.coupled import verify
+from draftkeep.kernels.coupled import verify_coupled
 from draftkeep.kernels.noise import ACCEPT, RECOVERY, gumbel, uniform
 from draftkeep.kernels.outcome import Verified
 from draftkeep.kernels.processors import log_softmax64
@@ -97,7 +97,8 @@ def _check_gradient(device: torch.device, generator: torch.Generator) -> None:
 def check_rules(device: torch.device, *, full: bool) -> list[Row]:
     """Both verification rules on this machine's processor: certain cases, then their time.
 
-    They run on the host beside any device: one row of noise and one draw a position.
+    They run on the host beside any device: one row of noise and one draw a position. `device` is
+    there because every check is called with it.
     """
     vocab, depth = (128_256 if full else 8192), 4
     draw = np.random.default_rng(2)
@@ -105,7 +106,7 @@ def check_rules(device: torch.device, *, full: bool) -> list[Row]:
     sampling = Sampling(temperature=1.0)
 
     def coupled(drafts: list[int]) -> Verified:
-        return verify(
+        return verify_coupled(
             logits_WV,
             drafts,
             sampling,

@@ -8,6 +8,7 @@ from typing import TypeVar
 from bench.intervals import Interval, speed_ratio
 from bench.serving_engine import Served
 from bench.serving_setup import Bench
+from draftkeep.kernels.measures import acceptance_rate
 
 Work = TypeVar("Work")
 Name = TypeVar("Name")
@@ -56,9 +57,9 @@ class Runs:
         )
 
     @property
-    def acceptance(self) -> float:
-        """The share of compared drafts that agreed with the target."""
-        return self.accepted / max(1, self.tested)
+    def acceptance(self) -> float | None:
+        """Accepted over tested drafts; None where none was tested."""
+        return acceptance_rate(self.accepted, self.tested) if self.tested else None
 
     @property
     def rate(self) -> float:

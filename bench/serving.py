@@ -21,12 +21,12 @@ from rich.table import Table
 from transformers.utils import logging
 
 from bench.adapt_plan import AdaptPlan, shrunk
-from bench.peers import peers
 from bench.results import RESULTS_DIR, Row, append_rows
 from bench.serving_batch import batch_eight
 from bench.serving_capture import capture_cost
 from bench.serving_domains import domains
 from bench.serving_overhead import overhead, rss
+from bench.serving_peers import peers
 from bench.serving_setup import QUICK, Bench, Figure, Sizes
 from bench.serving_single import batch_one
 from draftkeep.files import write_file

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from bench.runs import Runs, alternate
 from bench.serving_setup import AUTO, OFF, SLOTS, Bench, Figure
 from bench.serving_work import Prompt
-from bench.transformers_peer import SCHEDULES, schedule_name
+from bench.transformers_baseline import SCHEDULES, schedule_name
 
 Way = Callable[[list[Prompt], Runs], None]
 
@@ -54,7 +54,7 @@ def batch_eight(bench: Bench) -> list[Figure]:
 
 
 def _assisted(bench: Bench, prompts: list[Prompt], schedule: tuple[str, int], runs: Runs) -> None:
-    made = [bench.peer.assisted(prompt, schedule) for prompt in prompts]
+    made = [bench.baseline.assisted(prompt, schedule) for prompt in prompts]
     runs.add([one.ids for one in made], sum(one.seconds for one in made))
 
 

@@ -17,7 +17,8 @@ from draftkeep.config import Config, TenantConfig
 from draftkeep.errors import DraftkeepError
 from draftkeep.ingest.trace import Provenance
 from draftkeep.policies.keyring import Keyring
-from draftkeep.serve.capture import Capture, CaptureTag
+from draftkeep.serve.capture import Capture
+from draftkeep.serve.delivery import Delivery
 from draftkeep.serve.outbox import Outbox
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.models import TargetModel
@@ -36,10 +37,10 @@ class CapturePath:
         self._target = target
         self._numbers = count()
 
-    def tag(self) -> CaptureTag:
+    def tag(self) -> Delivery | None:
         """The tag of one more request; its trace is offered as soon as it has finished."""
-        return CaptureTag(
-            provenance=Provenance(
+        delivery = self.capture.admit(
+            Provenance(
                 tenant=_TENANT,
                 subject=f"subject-{next(self._numbers) % SLOTS}",
                 response_id=secrets.token_bytes(16),
@@ -51,6 +52,9 @@ class CapturePath:
                 tokenizer=self._target.tokenizer_fingerprint,
             )
         )
+        if delivery is not None:
+            delivery.deliver()
+        return delivery
 
     def flush(self) -> None:
         """Wait until every trace so far is acknowledged or dropped."""

@@ -30,7 +30,7 @@ def domains(bench: Bench) -> list[Figure]:
         found[domain.name] = auto.over(off)
         details[domain.name] = {
             "speedup": found[domain.name].text(),
-            "acceptance": auto.accepted / auto.tested if auto.tested else None,
+            "acceptance": auto.acceptance,
             "identical": sum(a == b for a, b in zip(auto.ids, off.ids, strict=True)),
             "temperature": prompts[0].sampling.temperature,
         }

@@ -15,7 +15,6 @@ from draftkeep.serve.engine.drafting import DraftModel
 from draftkeep.serve.engine.engine import Engine
 from draftkeep.serve.engine.lookahead import Speculation
 from draftkeep.serve.engine.request import Finished, Request, StepReport
-from draftkeep.store.drafter import Drafter
 from draftkeep.store.models import TargetModel
 
 
@@ -26,11 +25,6 @@ class Served:
     seconds: float
     answers: tuple[Finished, ...]
     reports: tuple[StepReport, ...]
-
-    @property
-    def tokens(self) -> int:
-        """Output tokens of all answers."""
-        return sum(len(answer.output_ids_T) for answer in self.answers)
 
     @property
     def passes(self) -> int:
@@ -84,24 +78,15 @@ class BenchEngine:
             clock=clock,
         )
 
-    def use(self, drafter: Drafter | None) -> None:
+    def use(self, drafter: DraftModel) -> None:
         """Draft with this drafter, which the engine takes over, from the next step on."""
-        if drafter is None:
-            self.engine.swap(None)
-            return
-        self.engine.swap(
-            DraftModel(
-                model=drafter.model,
-                vocab_ids=drafter.vocab_ids,
-                digest=drafter.digest or bytes(32),
-            )
-        )
+        self.engine.swap(drafter)
 
     def use_export(self, directory: Path) -> None:
         """Draft with a full-vocabulary export, the form that other engines load."""
         model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
         vocab_ids = torch.arange(int(model.config.vocab_size))
-        self.engine.swap(DraftModel(model=model.eval(), vocab_ids=vocab_ids, digest=bytes(32)))
+        self.use(DraftModel(model=model.eval(), vocab_ids=vocab_ids, digest=bytes(32)))
 
     def serve(
         self,
@@ -111,7 +96,6 @@ class BenchEngine:
         capture: bool = True,
         tag: Callable[[], object] = lambda: None,
         on_finish: Callable[[Finished], None] | None = None,
-        on_done: Callable[[int], None] = lambda done: None,
     ) -> Served:
         """Serve all prompts, as many at a time as there are slots. Raises what a request raises.
 
@@ -124,11 +108,8 @@ class BenchEngine:
         self._reports.clear()
         started_s = self._clock()
         names = [self._submit(prompt, capture, tag()) for prompt in prompts]
-        done = 0
         while self.engine.step():
-            if len(self._finished) > done:
-                done = len(self._finished)
-                on_done(done)
+            pass
         return Served(
             seconds=self._clock() - started_s,
             answers=tuple(self._finished[name] for name in names),

@@ -1,4 +1,4 @@
-"""What every phase of the serving bench works with: sizes, the adapted pair, engine and peer."""
+"""What every phase of the serving bench works with: sizes, the adapted pair, engine, baseline."""
 
 import platform
 import time
@@ -16,8 +16,9 @@ from bench.adapt_plan import Adapted, AdaptPlan
 from bench.intervals import Interval
 from bench.serving_engine import BenchEngine
 from bench.serving_work import Prompt, domain_named, draw_texts, make_prompts
-from bench.transformers_peer import TransformersPeer
+from bench.transformers_baseline import TransformersBaseline
 from draftkeep.serve.engine.lookahead import Speculation
+from draftkeep.serve.follow import load_draft_model
 from draftkeep.store.models import TargetModel, load_target
 
 AUTO = Speculation(mode="auto", lookahead=8)
@@ -101,9 +102,9 @@ class Bench:
         return load_target(self.plan.target)
 
     @cached_property
-    def peer(self) -> TransformersPeer:
+    def baseline(self) -> TransformersBaseline:
         """transformers with the drafter's full-vocabulary form."""
-        return TransformersPeer(self.target, self.adapted.export_dir, self.clock)
+        return TransformersBaseline(self.target, self.adapted.export_dir, self.clock)
 
     @cached_property
     def engine(self) -> BenchEngine:
@@ -128,7 +129,7 @@ class Bench:
         if full:
             engine.use_export(self.adapted.export_dir)
         else:
-            engine.use(self.adapted.load(target))
+            engine.use(load_draft_model(self.adapted.drafter_dir, target, gate_public=None))
         warm = self.home(self.sizes.warm, skip=0)
         for prompt in warm:
             for mode in (AUTO, OFF):
@@ -158,8 +159,6 @@ class Bench:
 
     def conditions(self) -> dict[str, object]:
         """What every row says of how it was measured."""
-        runner = getattr(self.engine.engine, "_target", None)
-        packed = getattr(runner, "packed", None)
         return {
             "target": self.target.name,
             "dtype": "float32",
@@ -173,7 +172,7 @@ class Bench:
             "slots": SLOTS,
             "max_context": CONTEXT,
             "capture_k": CAPTURE_K,
-            "packed_layers": packed if packed is not None else "unknown",
+            "packed_layers": self.engine.engine.stats().packed,
         }
 
 

@@ -7,7 +7,7 @@ from bench.agreement import agreement
 from bench.runs import Runs, alternate
 from bench.serving_setup import AUTO, OFF, Bench, Figure
 from bench.serving_work import Prompt
-from bench.transformers_peer import SCHEDULES, schedule_name
+from bench.transformers_baseline import SCHEDULES, schedule_name
 
 
 def batch_one(bench: Bench) -> list[Figure]:
@@ -26,7 +26,7 @@ def batch_one(bench: Bench) -> list[Figure]:
     for schedule in SCHEDULES:
         ways[schedule_name(schedule)] = _assisted(bench, schedule)
     # Loaded and warmed up here, so that no prompt's first turn pays for it.
-    bench.engine, bench.full_engine, bench.peer  # noqa: B018
+    bench.engine, bench.full_engine, bench.baseline  # noqa: B018
     runs = alternate(bench, prompts, ways, title="one at a time")
     return _batch_one_figures(bench, prompts, runs)
 
@@ -90,14 +90,14 @@ def _batch_one_figures(
 
 def _assisted(bench: Bench, schedule: tuple[str, int]) -> Callable[[Prompt, Runs], None]:
     def serve(prompt: Prompt, runs: Runs) -> None:
-        made = bench.peer.assisted(prompt, schedule)
+        made = bench.baseline.assisted(prompt, schedule)
         runs.add([made.ids], made.seconds)
 
     return serve
 
 
 def _plain(bench: Bench, prompt: Prompt, runs: Runs) -> None:
-    made = bench.peer.plain(prompt)
+    made = bench.baseline.plain(prompt)
     runs.add([made.ids], made.seconds)
-    first = bench.peer.plain(replace(prompt, max_tokens=1))
+    first = bench.baseline.plain(replace(prompt, max_tokens=1))
     runs.add_decoded(len(made.ids) - 1, made.seconds - first.seconds)

@@ -13,10 +13,9 @@ from pathlib import Path
 import uvicorn
 
 from draftkeep.config import load_config
-from draftkeep.serve.engine.drafting import DraftModel
+from draftkeep.serve.follow import load_draft_model
 from draftkeep.serve.http.app import build_app
 from draftkeep.serve.node import Node
-from draftkeep.store.drafter import load_drafter
 
 _POLL_S = 0.05
 
@@ -24,16 +23,7 @@ _POLL_S = 0.05
 def main(config_path: Path, drafter_dir: Path) -> None:
     """Build the node, hand it the drafter, serve."""
     node = Node.build(load_config(config_path))
-    embedding_VC = node.target.model.get_input_embeddings().weight
-    drafter = load_drafter(
-        drafter_dir,
-        gate_public=None,
-        expect_tokenizer=node.target.tokenizer_fingerprint,
-        expect_vocab=node.target.vocab,
-        share_embeddings=embedding_VC,
-        device=embedding_VC.device,
-        dtype=embedding_VC.dtype,
-    )
+    drafter = load_draft_model(drafter_dir, node.target, gate_public=None)
     server = uvicorn.Server(
         uvicorn.Config(
             build_app(node),
@@ -46,9 +36,7 @@ def main(config_path: Path, drafter_dir: Path) -> None:
         )
     )
     node.start()
-    node.engine.swap(
-        DraftModel(model=drafter.model, vocab_ids=drafter.vocab_ids, digest=drafter.digest)
-    )
+    node.engine.swap(drafter)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

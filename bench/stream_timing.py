@@ -3,8 +3,8 @@
     python -m bench.stream_timing [--quick]
 
 A real node over loopback with the adapted drafter answers a few prompts again and again, one at a
-time. Somebody who sees only event times and sizes guesses the prompt
-by nearest neighbour. Rows go to bench/results/streams.jsonl.
+time. Somebody who sees only event times and sizes guesses the prompt by nearest neighbour. Rows go
+to bench/results/streams.jsonl.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def collect(
 ) -> dict[str, list[Stream]]:
     """Every prompt's streams in every mode; the same seeds, so the same texts, in each."""
     adaptation = Adaptation(plan, cache_dir, console)
-    drafter_dir = adaptation.run().directory / "drafters" / adaptation.run().digest
+    drafter_dir = adaptation.run().drafter_dir
     texts = adaptation.texts()[: study.prompts]
     found: dict[str, list[Stream]] = {}
     for release, modes in (("immediate", (False, True)), ("paced", (True,))):

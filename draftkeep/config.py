@@ -19,6 +19,8 @@ ENV_PREFIX = "DRAFTKEEP_"
 # Read elsewhere, before there is a configuration: the model cache and the config file's own path.
 _OTHER_ENV = frozenset({"DRAFTKEEP_CACHE", "DRAFTKEEP_CONFIG"})
 MIN_PERIODS_PER_TTL = 4
+# A step of the target reads one token more; passes on a GPU have a fixed shape up to that width.
+MAX_LOOKAHEAD = 16
 Scope = Literal["chat", "completions", "metrics"]
 DEFAULT_SCOPES: tuple[Scope, ...] = ("chat", "completions")
 
@@ -57,7 +59,7 @@ class ServeConfig(_Section):
     max_context: int = Field(default=1024, ge=16)
     queue: int = Field(default=256, ge=1)
     speculation: Literal["auto", "fixed", "off"] = "auto"
-    lookahead: int = Field(default=8, ge=1, le=16)
+    lookahead: int = Field(default=8, ge=1, le=MAX_LOOKAHEAD)
     verification: Literal["coupled", "rejection"] = "coupled"
     floor: Literal["ngram", "none"] = "ngram"
     preempt_after_s: float = Field(default=10.0, ge=0)

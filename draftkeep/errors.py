@@ -51,7 +51,11 @@ class NotFoundError(DraftkeepError):
 
 
 class UnavailableError(DraftkeepError):
-    """A part that this needs is not running."""
+    """A part that this needs is not running; the same call may succeed after `retry_after_s`."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 5.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class BusyError(DraftkeepError):

@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftkeep.errors import ModelError
-from draftkeep.kernels.draw import Noise, draw
+from draftkeep.kernels.draw import draw
+from draftkeep.kernels.noise import Noise
 from draftkeep.kernels.outcome import Verified, is_end
 from draftkeep.kernels.sampling import Sampling
 
 
-def verify(
+def verify_coupled(
     logits_WV: NDArray[np.float32],
     drafts: Sequence[int],
     sampling: Sampling,
@@ -61,19 +62,23 @@ def verify(
 def verify_argmax(
     best_W: Sequence[int], values_W: Sequence[float], drafts: Sequence[int], sampling: Sampling
 ) -> Verified:
-    """`verify` where sampling is `plain_argmax`, from each row's best id (the lowest of equals) and
-    its logit, so that a whole batch can share one argmax.
+    """`verify_coupled` where sampling is `plain_argmax`, from each row's best id (the lowest of
+    equals) and its logit, so that a whole batch can share one argmax.
 
-    Raises ModelError where a best logit is not finite and ValueError where the rows do not fit the
-    drafts.
+    Raises ModelError where the best logit of a row that is reached is not finite, and ValueError
+    where the rows do not fit the drafts.
     """
-    for value in values_W:
+
+    def own(tokens: Sequence[int]) -> int:
+        value = values_W[len(tokens)]
         if not math.isfinite(value):
             raise ModelError(
                 f"the best logit is {value}, expected a finite number; the model's weights or its "
                 "arithmetic are broken: verify the files or use a wider dtype"
             )
-    return _follow(lambda tokens: best_W[len(tokens)], len(best_W), drafts, sampling)
+        return best_W[len(tokens)]
+
+    return _follow(own, len(best_W), drafts, sampling)
 
 
 def _follow(

@@ -11,14 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from draftkeep.kernels.noise import GumbelRow
+from draftkeep.kernels.noise import GumbelRow, Noise
 from draftkeep.kernels.processors import finite_max, penalised, process, support, tempered
 from draftkeep.kernels.sampling import Sampling
 
 # Far above what rounding moves a score or a noise by, far below what lets many more ids in.
 _SLACK = 1e-6
-
-Noise = GumbelRow | NDArray[np.float64]
 
 
 def choose(scores_V: NDArray[np.float64], noise_V: NDArray[np.float64] | None) -> int:

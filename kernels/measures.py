@@ -1,4 +1,4 @@
-"""The measures of speculative decoding, one definition each, used everywhere.
+"""The measures of speculative decoding, as jobs, replay and the gate use them.
 
 T: output positions; K: entries of a stored distribution.
 """
@@ -90,11 +90,6 @@ class Walk:
     def acceptance_rate(self) -> float:
         """Accepted over tested drafts."""
         return acceptance_rate(self.accepted, self.tested)
-
-    @property
-    def accepted_per_step(self) -> float:
-        """The accepted length: accepted drafts a step, correction and bonus not counted."""
-        return _ratio(self.accepted, self.steps)
 
     @property
     def tokens_per_step(self) -> float:

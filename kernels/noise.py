@@ -48,10 +48,6 @@ class GumbelRow:
             high_M = self._high_V[ids_M]
         return _gumbel(_unit(high_M))
 
-    def all(self) -> NDArray[np.float64]:
-        """The noise of every id."""
-        return _gumbel(_unit(self._high_V))
-
     def highest(self) -> float:
         """The largest noise of the row."""
         return float(_gumbel(_unit(self._high_V.max(keepdims=True)))[0])
@@ -71,6 +67,10 @@ class GumbelRow:
             seed, choice, index, stream = self._place
             self._blocks[block] = _philox((block, index, stream, 0), (seed, choice))
         return self._blocks[block][lane] >> 11
+
+
+# The noise of one position, as a row to look into or as all its values.
+Noise = GumbelRow | NDArray[np.float64]
 
 
 def gumbel(

@@ -3,7 +3,7 @@
 The numbers are part of the body format and never change.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from draftkeep.kernels.sampling import Sampling
@@ -39,6 +39,10 @@ class Verified:
     accepted: int
     tested: int
     logprobs: tuple[float, ...] | None = None
+
+    def certain(self) -> "Verified":
+        """The same of a greedy step under rejection: its tokens were certain, log-probability 0."""
+        return replace(self, logprobs=(0.0,) * len(self.tokens))
 
 
 def is_end(token: int, sampling: Sampling) -> bool:

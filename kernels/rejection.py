@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from draftkeep.kernels.coupled import verify
+from draftkeep.kernels.coupled import verify_coupled
 from draftkeep.kernels.draw import choose
 from draftkeep.kernels.outcome import Verified, is_end
 from draftkeep.kernels.processors import log_softmax64, process
@@ -59,7 +59,7 @@ def verify_rejection(
         )
     histories = {"prompt_ids": prompt_ids, "output_ids": output_ids}
     if sampling.greedy:
-        return certain(verify(logits_WV, drafts, sampling, **histories, noise=noise))
+        return verify_coupled(logits_WV, drafts, sampling, **histories, noise=noise).certain()
     tokens: list[int] = []
     logprobs: list[float] = []
     for row, logits_V in enumerate(logits_WV):
@@ -82,16 +82,6 @@ def verify_rejection(
         accepted=accepted,
         tested=min(len(tokens), len(drafts)),
         logprobs=tuple(logprobs),
-    )
-
-
-def certain(verified: Verified) -> Verified:
-    """The same outcome of a greedy step, with the log-probability 0 of tokens that were certain."""
-    return Verified(
-        tokens=verified.tokens,
-        accepted=verified.accepted,
-        tested=verified.tested,
-        logprobs=(0.0,) * len(verified.tokens),
     )
 
 

@@ -19,7 +19,7 @@ _CEILINGS = {"tenant": 0, "pool": 1, "everyone": 2}
 
 
 class CaptureReason(StrEnum):
-    """Why a request is captured, or why not. The words are what drop counters are labelled with."""
+    """Why a request is captured, or why not. The words label the counts of declined requests."""
 
     OK = "ok"
     DISABLED = "disabled"

@@ -1,17 +1,28 @@
-"""How a node's configuration becomes its engine, its metrics and its follower."""
+"""How a node's configuration becomes its parts.
 
+A node can serve without those that `open_...` sees to: whatever fails there is logged and costs
+capture, never a start.
+"""
+
+import logging
 from collections.abc import Callable
 
 from draftkeep.config import Config
+from draftkeep.policies.keyring import Keyring
 from draftkeep.serve.engine.engine import Engine
 from draftkeep.serve.engine.lookahead import Speculation
 from draftkeep.serve.engine.ngram import NGRAM_DIGEST, NgramDrafter
 from draftkeep.serve.engine.request import Finished, StepReport
 from draftkeep.serve.follow import ChannelFollower
 from draftkeep.serve.metrics import Metrics
+from draftkeep.serve.outbox import Outbox
+from draftkeep.serve.problems import reason_of
 from draftkeep.store.anchors import GATE, read_anchor
+from draftkeep.store.catalog import Catalog
 from draftkeep.store.models import TargetModel
 from draftkeep.store.registry import Registry, scope_of
+
+_log = logging.getLogger(__name__)
 
 
 def make_engine(
@@ -64,6 +75,33 @@ def make_follower(
         gate_public=lambda: read_anchor(config.state_dir, GATE),
         every_s=config.serve.follow_s,
     )
+
+
+def open_keyring(config: Config, *, clock: Callable[[], float]) -> Keyring | None:
+    """None where it cannot be used. Erasure and deadlines need it without capture, too."""
+    try:
+        return Keyring.open(config.keys_path, retention=config.retention, clock=clock)
+    except Exception as error:
+        _log.error("serving without a keyring, so without capture: %s", reason_of(error))
+        return None
+
+
+def open_outbox(
+    config: Config,
+    keyring: Keyring | None,
+    catalog: Catalog,
+    *,
+    clock: Callable[[], float],
+    on_drop: Callable[[str], None],
+) -> Outbox | None:
+    """None where nothing is to be captured, or nothing can be. `on_drop` is the emitter's."""
+    if not config.capture.enabled or keyring is None:
+        return None
+    try:
+        return Outbox.build(config, keyring=keyring, catalog=catalog, clock=clock, on_drop=on_drop)
+    except Exception as error:
+        _log.error("serving without capture: %s", reason_of(error))
+        return None
 
 
 def cache_shape(config: Config) -> dict[str, str]:

@@ -5,35 +5,26 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from draftkeep.ingest.emitter import Emitter
-from draftkeep.ingest.trace import Branch, DrafterRun, Provenance, TopK, Trace
+from draftkeep.ingest.trace import Provenance
 from draftkeep.serve.delivery import Delivery
-from draftkeep.serve.engine.request import Finished, RejectedBranch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaptureTag:
-    """What a captured request carries through the engine; one that is not captured has none.
-
-    Its trace waits for `delivery`; with None it is offered as soon as the request has finished.
-    """
-
-    provenance: Provenance
-    delivery: Delivery | None = None
+from draftkeep.serve.engine.request import Finished
+from draftkeep.serve.to_trace import to_trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureStats:
-    """What became of requests that could leave a trace, since start.
+    """What became of requests, since start.
 
-    `acknowledged` traces are in the log; `cut` of those sealed had branches or positions left out
-    to fit into a record. `drops` are requests that left none, by reason; reasons that never
-    happened are absent. `pending` requests are neither yet.
+    `declined` ones were not to be captured: whoever asked, the tenant, the configuration or the
+    sampling rate said no. Of the others `acknowledged` traces are in the log, `drops` were lost
+    and `pending` are neither yet. `declined` and `drops` are by reason; reasons that never
+    happened are absent. `cut` of those sealed had branches or positions left out to fit into a
+    record.
     """
 
     acknowledged: int
+    declined: Mapping[str, int]
     drops: Mapping[str, int]
     pending: int
     cut: int
@@ -42,7 +33,7 @@ class CaptureStats:
 class Capture:
     """Makes traces of finished requests and offers them. Thread-safe; `finished` never raises.
 
-    `emitter` None means that capture could not be set up: everything is dropped and counted as
+    `emitter` None means that capture could not be set up: what is admitted is dropped as
     `unavailable`, and serving goes on. `on_problem(kind, error)` hears why a trace could not be
     built or offered.
     """
@@ -60,52 +51,43 @@ class Capture:
         self._template = chat_template_hash
         self._on_problem = on_problem
         self._lock = threading.Lock()
-        self._refused: Counter[str] = Counter()
+        self._declined: Counter[str] = Counter()
+        self._dropped: Counter[str] = Counter()
         self._open = 0
         self._offered = 0
 
-    @property
-    def available(self) -> bool:
-        """False where nothing can be captured, so that the engine need not collect."""
-        return self._emitter is not None
-
-    def refused(self, reason: str) -> None:
-        """Count a request that was not captured, by the policy's reason."""
+    def decline(self, reason: str) -> None:
+        """Count a request that is not to be captured, by the policy's reason."""
         with self._lock:
-            self._refused[reason] += 1
+            self._declined[reason] += 1
 
-    def admit(self, provenance: Provenance) -> CaptureTag | None:
-        """The tag of a request that may be captured; None where capture is unavailable.
+    def admit(self, provenance: Provenance) -> Delivery | None:
+        """What a request that may be captured carries as its tag; None where capture is
+        unavailable, so that the engine need not collect.
 
-        Its trace is pending until the tag's delivery is settled.
+        Its trace is pending until the delivery is settled.
         """
-        if not self.available:
-            self.refused("unavailable")
+        emitter = self._emitter
+        if emitter is None:
+            self._drop("unavailable")
             return None
         with self._lock:
             self._open += 1
-        return CaptureTag(
-            provenance=provenance,
-            delivery=Delivery(
-                keep=lambda finished: self._close(self._offer, finished, provenance),
-                drop=lambda reason: self._close(self.refused, reason),
-            ),
+        return Delivery(
+            keep=lambda finished: self._close(self._offer, emitter, finished, provenance),
+            drop=lambda reason: self._close(self._drop, reason),
         )
 
     def finished(self, finished: Finished) -> None:
         """Take one finished request; called in the engine's thread."""
-        tag = finished.request.tag
-        if not isinstance(tag, CaptureTag):
-            return
-        if tag.delivery is None:
-            self._offer(finished, tag.provenance)
-        else:
-            tag.delivery.finish(finished)
+        delivery = finished.request.tag
+        if isinstance(delivery, Delivery):
+            delivery.finish(finished)
 
     def drops(self) -> dict[str, int]:
-        """How many requests left no trace, by reason; reasons that never happened are absent."""
+        """How many traces were lost, by reason; reasons that never happened are absent."""
         with self._lock:
-            counts = Counter(self._refused)
+            counts = Counter(self._dropped)
         if self._emitter is not None:
             counts.update(self._emitter.counts())
         return {reason: count for reason, count in counts.items() if count}
@@ -117,7 +99,7 @@ class Capture:
 
     @property
     def pending(self) -> int:
-        """How many captured requests are neither acknowledged nor dropped yet."""
+        """How many admitted requests are neither acknowledged nor dropped yet."""
         if self._emitter is None:
             return 0
         with self._lock:
@@ -127,12 +109,19 @@ class Capture:
 
     def stats(self) -> CaptureStats:
         """The counts at this moment."""
+        with self._lock:
+            declined = dict(self._declined)
         return CaptureStats(
             acknowledged=self.acknowledged,
+            declined=declined,
             drops=self.drops(),
             pending=self.pending,
             cut=0 if self._emitter is None else self._emitter.cut,
         )
+
+    def _drop(self, reason: str) -> None:
+        with self._lock:
+            self._dropped[reason] += 1
 
     def _close(self, settle: Callable[..., None], *arguments: object) -> None:
         try:
@@ -141,71 +130,20 @@ class Capture:
             with self._lock:
                 self._open -= 1
 
-    def _offer(self, finished: Finished, provenance: Provenance) -> None:
-        if self._emitter is None:
-            self.refused("unavailable")
-            return
+    def _offer(self, emitter: Emitter, finished: Finished, provenance: Provenance) -> None:
         try:
             trace = to_trace(
                 finished, context_tokens=self._context_tokens, chat_template_hash=self._template
             )
         except Exception as error:  # a trace that cannot be built costs that trace alone
             self._on_problem("building a trace", error)
-            self.refused("build_failed")
+            self._drop("build_failed")
             return
         try:
-            self._emitter.offer(trace, provenance)
+            emitter.offer(trace, provenance)
         except Exception as error:  # it promises not to raise; a request must not depend on that
             self._on_problem("offering a trace", error)
-            self.refused("emitter_failed")
+            self._drop("emitter_failed")
             return
         with self._lock:
             self._offered += 1
-
-
-def to_trace(finished: Finished, *, context_tokens: int, chat_template_hash: bytes) -> Trace:
-    """The trace of a finished request, its prompt cut to the last `context_tokens`.
-
-    The seed is left out where it does not give the noise back, because the verification rule drew
-    more than one number for a token; then the processed log-probabilities are in.
-    """
-    request = finished.request
-    prompt_ids = request.prompt_ids[-context_tokens:]
-    return Trace(
-        prompt_ids_P=np.asarray(prompt_ids, dtype=np.int32),
-        prompt_cut=len(prompt_ids) < len(request.prompt_ids),
-        output_ids_T=finished.output_ids_T,
-        topk=_topk(finished.ids_TK, finished.logprobs_TK, finished.tail_T),
-        how_T=finished.how_T,
-        rejected_T=finished.rejected_T,
-        sampling=request.sampling,
-        seed=request.seed if finished.processed_T is None else None,
-        choice=request.choice,
-        finish=finished.finish,
-        chat_template_hash=chat_template_hash,
-        drafters=tuple(
-            DrafterRun(drafter=use.digest, context_start=use.context_start, positions=use.positions)
-            for use in finished.drafters
-        ),
-        branches=tuple(_branch(branch) for branch in finished.branches),
-        processed_logprob_T=finished.processed_T,
-    )
-
-
-def _branch(branch: RejectedBranch) -> Branch:
-    return Branch(
-        start=branch.start,
-        draft_ids_N=branch.draft_ids_N,
-        topk=_topk(branch.ids_NK, branch.logprobs_NK, branch.tail_N),
-    )
-
-
-def _topk(ids_TK: np.ndarray, logprobs_TK: np.ndarray, tail_T: np.ndarray) -> TopK:
-    positions, k = ids_TK.shape
-    return TopK(
-        ids_TK=ids_TK,
-        logprobs_TK=logprobs_TK,
-        k_T=np.full(positions, k, dtype=np.uint8),
-        tail_T=tail_T,
-        tail_known_T=np.full(positions, k > 0),
-    )

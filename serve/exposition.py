@@ -203,8 +203,13 @@ def _capture(capture: CaptureStats) -> Iterable[Metric]:
         [({}, capture.acknowledged)],
     )
     yield _counter(
+        "draftkeep_capture_declined",
+        "Choices that were not to be captured, by reason",
+        [({"reason": reason}, count) for reason, count in capture.declined.items()],
+    )
+    yield _counter(
         "draftkeep_capture_dropped",
-        "Choices that left no trace, by reason",
+        "Traces that were to be kept and were lost, by reason",
         [({"reason": reason}, count) for reason, count in capture.drops.items()],
     )
     yield _counter(
@@ -214,7 +219,7 @@ def _capture(capture: CaptureStats) -> Iterable[Metric]:
     )
     yield _gauge(
         "draftkeep_capture_pending",
-        "Traces neither taken nor dropped yet",
+        "Admitted choices whose trace is neither taken nor dropped yet",
         [({}, capture.pending)],
     )
 

@@ -4,6 +4,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 from draftkeep.errors import ConfigError, ModelError
 from draftkeep.serve.engine.drafting import DraftModel
@@ -114,7 +115,11 @@ class ChannelFollower:
         if digest in self._refused:
             return False
         try:
-            self._engine.swap(self._load(digest))
+            self._engine.swap(
+                load_draft_model(
+                    self._registry.path(digest), self._target, gate_public=self._gate_public()
+                )
+            )
         except ModelError as error:
             self._refused.add(digest)
             _log.error("drafter %s refused: %s", digest.hex()[:12], error)
@@ -130,20 +135,29 @@ class ChannelFollower:
         _log.info("drafting with %s", digest.hex()[:12])
         return True
 
-    def _load(self, digest: bytes) -> DraftModel:
-        embedding_VC = self._target.model.get_input_embeddings().weight
-        drafter = load_drafter(
-            self._registry.path(digest),
-            gate_public=self._gate_public(),
-            expect_tokenizer=self._target.tokenizer_fingerprint,
-            expect_vocab=self._target.vocab,
-            share_embeddings=embedding_VC,
-            device=embedding_VC.device,
-            dtype=embedding_VC.dtype,
+
+def load_draft_model(
+    directory: Path, target: TargetModel, *, gate_public: bytes | None
+) -> DraftModel:
+    """A saved drafter as the engine takes it, verified, on the target's device and in its dtype.
+
+    It shares the target's embeddings where their values agree. `gate_public` None leaves the
+    signature unchecked. Raises what `load_drafter` raises, and ModelError for a drafter of another
+    target.
+    """
+    embedding_VC = target.model.get_input_embeddings().weight
+    drafter = load_drafter(
+        directory,
+        gate_public=gate_public,
+        expect_tokenizer=target.tokenizer_fingerprint,
+        expect_vocab=target.vocab,
+        share_embeddings=embedding_VC,
+        device=embedding_VC.device,
+        dtype=embedding_VC.dtype,
+    )
+    if drafter.manifest.target != target.target_fingerprint.hex():
+        raise ModelError(
+            f"it was made for target {drafter.manifest.target[:12]}, this node serves "
+            f"{target.target_fingerprint.hex()[:12]}; train one for this target"
         )
-        if drafter.manifest.target != self._target.target_fingerprint.hex():
-            raise ModelError(
-                f"it was made for target {drafter.manifest.target[:12]}, this node serves "
-                f"{self._target.target_fingerprint.hex()[:12]}; train one for this target"
-            )
-        return DraftModel(model=drafter.model, vocab_ids=drafter.vocab_ids, digest=drafter.digest)
+    return DraftModel(model=drafter.model, vocab_ids=drafter.vocab_ids, digest=drafter.digest)

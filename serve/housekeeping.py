@@ -8,16 +8,20 @@ from draftkeep.serve.drops import DropReporter
 from draftkeep.serve.periodic import Periodic
 from draftkeep.serve.problems import reason_of
 from draftkeep.serve.sealing import PublishingSealer
+from draftkeep.store.catalog import Catalog
+from draftkeep.store.periods import publish_periods
 
 _log = logging.getLogger(__name__)
 
 
 class Housekeeper:
-    """Reports drops, lets the sealer forget what is over, and destroys expired keys.
+    """Destroys expired keys, publishes deadlines, lets the sealer forget what is over, looks
+    whether the engine still comes round, and reports drops.
 
-    Every `every_s` seconds in a thread of its own, so that nothing else a node does can hold up a
+    Every `every_s` seconds in a thread of its own, so that no engine, drafter or log can hold up a
     deadline. A chore that fails is logged, keeps no other from being done, and is tried again.
-    `sealer` and `keyring` are None where the node has none; `clock` is the wall clock.
+    `sealer` and `keyring` are None where the node has none; `look` logs an engine that stalls;
+    `clock` is the wall clock.
     """
 
     def __init__(
@@ -25,7 +29,9 @@ class Housekeeper:
         drops: DropReporter,
         sealer: PublishingSealer | None,
         keyring: Keyring | None,
+        catalog: Catalog,
         *,
+        look: Callable[[], object],
         clock: Callable[[], float],
         every_s: float,
     ) -> None:
@@ -34,8 +40,12 @@ class Housekeeper:
             self._chores.append(
                 ("destroying expired keys", lambda: keyring.destroy_expired(clock()))
             )
+            self._chores.append(
+                ("publishing deadlines", lambda: publish_periods(catalog, keyring.periods()))
+            )
         if sealer is not None:
             self._chores.append(("sweeping the sealer", sealer.sweep))
+        self._chores.append(("looking at the engine", look))
         self._chores.append(("reporting drops", drops.report))
         self._rounds = Periodic("housekeeper", self.keep, every_s=every_s)
 

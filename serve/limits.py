@@ -103,13 +103,14 @@ class Limits:
         now_s = clock()
         self._tenants = {name: _Tenant(limit, now_s) for name, limit in limits.items()}
 
-    def peek(self, tenant: str, *, choices: int) -> None:
-        """Refuse what `enter` would refuse even with the shortest prompt and answers, so that
-        nothing need be known of the prompt. Nothing is taken; raises as `enter` does.
+    def peek(self, tenant: str, *, choices: int, tokens: int) -> None:
+        """Refuse what `enter` would refuse with the shortest of prompts, before one is read.
+
+        `tokens` is the fewest that `enter` could be asked for. Nothing is taken; raises as `enter`
+        does, with a wait that is long enough for the shortest prompt.
         """
         with self._lock:
-            # A token for every answer and one for the prompt.
-            self._tenants[tenant].check(choices, choices + 1, self._clock())
+            self._tenants[tenant].check(choices, tokens, self._clock())
 
     def enter(self, tenant: str, *, choices: int, tokens: int) -> Ticket:
         """Let a request in that wants `choices` answers and at most `tokens`, prompts and outputs.

@@ -4,18 +4,23 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 
 from draftkeep.config import Config
 from draftkeep.errors import InputError, UnavailableError
 from draftkeep.policies.tenant import Tenants
-from draftkeep.serve.assembly import cache_shape, make_engine, make_follower, make_metrics
+from draftkeep.serve.assembly import (
+    cache_shape,
+    make_engine,
+    make_follower,
+    make_metrics,
+    open_keyring,
+    open_outbox,
+)
 from draftkeep.serve.capture import Capture
-from draftkeep.serve.custody import open_keyring, open_outbox, publish_deadlines
 from draftkeep.serve.drops import DropReporter
-from draftkeep.serve.engine.lookahead import Speculation
+from draftkeep.serve.engine.lookahead import Mode, Speculation
 from draftkeep.serve.engine.request import Finished
 from draftkeep.serve.engine_thread import EngineThread
 from draftkeep.serve.exposition import Exposition
@@ -36,6 +41,7 @@ END_TIMEOUT_S = 5.0
 DRAIN_TIMEOUT_S = 10.0
 # Readers refuse by the clock as well, so a deadline holds before its key is destroyed.
 KEEP_HOUSE_S = 5.0
+_HOUSEKEEPING = "housekeeping"
 _log = logging.getLogger(__name__)
 
 
@@ -82,7 +88,6 @@ class Node:
         self.catalog = Catalog.open(config.state_dir / "catalog.db")
         self.registry = Registry(self.catalog, config.state_dir / "drafters")
         self._keyring = open_keyring(config, clock=clock)
-        publish_deadlines(self.catalog, self._keyring)
         self._outbox = open_outbox(
             config, self._keyring, self.catalog, clock=clock, on_drop=self._problems.drop
         )
@@ -92,16 +97,18 @@ class Node:
             chat_template_hash=target.chat_template_hash,
             on_problem=self._problems.problem,
         )
+        self.engine_thread = EngineThread(self.engine, stall_s=config.serve.stall_s)
         self._drops = DropReporter(self.capture, self.catalog, node=config.serve.node, clock=clock)
         self.housekeeper = Housekeeper(
             self._drops,
             None if self._outbox is None else self._outbox.sealer,
             self._keyring,
+            self.catalog,
+            look=lambda: self.engine_thread.alive,
             clock=clock,
             every_s=KEEP_HOUSE_S,
         )
         self.follower = make_follower(config, self.engine, self.registry, target)
-        self.engine_thread = EngineThread(self.engine, stall_s=config.serve.stall_s)
         self._draining = False
 
     @classmethod
@@ -114,6 +121,8 @@ class Node:
 
     def start(self) -> None:
         """Run the engine, keep house and follow the channel."""
+        # Readers learn of shorter deadlines before anything more is captured.
+        self.housekeeper.keep()
         self.engine_thread.start()
         self.housekeeper.start()
         self.follower.start()
@@ -127,17 +136,13 @@ class Node:
 
         A log that hangs holds this up for `DRAIN_TIMEOUT_S` at most; what it did not take by then
         is counted as dropped. A part that is still at work after `END_TIMEOUT_S` keeps keyring,
-        catalog and log open under it; they are left to the end of the process then.
+        catalog and log open under it; they are left to the end of the process then. What had been
+        captured is delivered all the same.
         """
         at_work = self._end()
         self.requests.flush()
         if at_work:
-            _log.critical(
-                "%s did not end within %g s; keyring, catalog and log are left open to the end of "
-                "the process",
-                " and ".join(at_work),
-                END_TIMEOUT_S,
-            )
+            self._leave_open(at_work)
             return
         if self._outbox is not None:
             self._outbox.close(DRAIN_TIMEOUT_S)
@@ -166,7 +171,7 @@ class Node:
             capture=self.capture.stats(),
         )
 
-    def set_speculation(self, mode: Literal["auto", "fixed", "off"], lookahead: int | None) -> int:
+    def set_speculation(self, mode: Mode, lookahead: int | None) -> int:
         """Change the mode between two steps; returns the lookahead, the configured one for None."""
         chosen = lookahead or self._config.serve.lookahead
         self.engine.set_speculation(Speculation(mode=mode, lookahead=chosen))
@@ -195,12 +200,25 @@ class Node:
             # The plan may be committed even where a later step failed.
             self.follower.poll()
 
+    def _leave_open(self, at_work: list[str]) -> None:
+        """Deliver what waits, and leave the files to those who are still at work."""
+        _log.critical(
+            "%s did not end within %g s; keyring, catalog and log are left open to the end of the "
+            "process",
+            " and ".join(at_work),
+            END_TIMEOUT_S,
+        )
+        if self._outbox is not None:
+            self._outbox.emitter.close(DRAIN_TIMEOUT_S)
+        if _HOUSEKEEPING not in at_work:
+            self._drops.report()
+
     def _end(self) -> list[str]:
         """Stop everything that runs; the names of what is still at work after `END_TIMEOUT_S`."""
         parts: dict[str, EngineThread | ChannelFollower | Housekeeper] = {
             "the engine": self.engine_thread,
             "the follower": self.follower,
-            "housekeeping": self.housekeeper,
+            _HOUSEKEEPING: self.housekeeper,
         }
         for part in parts.values():
             part.stop()

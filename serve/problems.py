@@ -50,5 +50,6 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, DraftkeepError):
         return str(error)
     if isinstance(error, OSError):
-        return f"{type(error).__name__}: {error.strerror} ({Path(error.filename or '').name})"
+        name = Path(error.filename).name if isinstance(error.filename, str) else ""
+        return f"{type(error).__name__}: {error.strerror} ({name})"
     return type(error).__name__

@@ -46,7 +46,7 @@ class RequestLog:
         self, *, label: Callable[[bytes], str], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._label = label
-        self.clock = clock
+        self._clock = clock
         self._lock = threading.Lock()
         self._entries: dict[str, Entry] = {}
         self._ended: dict[str, Entry] = {}
@@ -59,7 +59,7 @@ class RequestLog:
 
     def begin(self, method: str) -> Entry:
         """A request has arrived; its entry has an id nobody else has."""
-        entry = Entry(request_id=secrets.token_hex(16), method=method, started_s=self.clock())
+        entry = Entry(request_id=secrets.token_hex(16), method=method, started_s=self._clock())
         with self._lock:
             self._entries[entry.request_id] = entry
         return entry
@@ -73,7 +73,7 @@ class RequestLog:
 
     def end(self, entry: Entry) -> None:
         """The answer has left, or nobody wants it. The line is written `LINGER_S` later."""
-        entry.total_s = self.clock() - entry.started_s
+        entry.total_s = self._clock() - entry.started_s
         with self._lock:
             self._ended[entry.request_id] = entry
         asyncio.get_running_loop().call_later(LINGER_S, self._write, entry)

@@ -10,28 +10,14 @@ from collections.abc import Callable
 from draftkeep.errors import KeyDestroyedError
 from draftkeep.ingest.envelope import SealedTrace, Sealer
 from draftkeep.ingest.trace import Provenance
-from draftkeep.policies.keyring import Keyring, NodeKeys
+from draftkeep.policies.keyring import NodeKeys
 from draftkeep.policies.names import lp, mac, text
 from draftkeep.policies.signing import SigningKey
 from draftkeep.store.catalog import Catalog
-from draftkeep.store.periods import load_periods, publish_period
+from draftkeep.store.periods import publish_period
 
 # Longer than any request runs and any trace waits.
 _REMEMBER_ERASURES_S = 86_400
-
-
-def publish_periods(catalog: Catalog, keyring: Keyring) -> None:
-    """Bring the catalog's records of living periods up to date, shortened deadlines among them.
-
-    Raises what `publish_period` raises.
-    """
-    records = keyring.periods()
-    with catalog.read() as connection:
-        known = load_periods(connection, [record.period_id for record in records])
-    for record in records:
-        published = known.get(record.period_id)
-        if published is None or published.record != record:
-            publish_period(catalog, record)
 
 
 class PublishingSealer(Sealer):

@@ -1,4 +1,4 @@
-"""Drops: traces that were counted and not kept. Counts only, by source, reason and hour."""
+"""Drops: traces that were to be kept and were lost. Counts only, by source, reason and hour."""
 
 from collections.abc import Mapping
 

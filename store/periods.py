@@ -1,6 +1,6 @@
 """Period records in the catalog: the signed public facts that headers are checked against."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -49,6 +49,19 @@ def publish_period(catalog: Catalog, record: PeriodRecord) -> None:
             .where(periods.c.period_id == record.period_id)
             .values(destroy_at_s=record.destroy_at_s, signature=record.signature)
         )
+
+
+def publish_periods(catalog: Catalog, records: Sequence[PeriodRecord]) -> None:
+    """Publish what the catalog does not hold yet, new periods and shorter deadlines alike.
+
+    A shorter ttl must reach readers that hold no key. Raises as `publish_period` does.
+    """
+    with catalog.read() as connection:
+        known = load_periods(connection, [record.period_id for record in records])
+    for record in records:
+        published = known.get(record.period_id)
+        if published is None or published.record != record:
+            publish_period(catalog, record)
 
 
 def _require_shortening(row: sa.Row[tuple[object, ...]], record: PeriodRecord) -> None:

@@ -1,6 +1,9 @@
 """The configuration: file, environment over it, and nothing unknown."""
 
-import tomllib
+import hashlib
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -184,7 +187,12 @@ def test_every_documented_key_exists_and_every_key_is_documented() -> None:
         assert key in documented or (key == "tenants" and "[[tenants]]" in page), key
 
 
-def test_the_readme_example_is_valid() -> None:
+def test_the_readmes_block_makes_a_key_and_a_valid_configuration(tmp_path: Path) -> None:
     readme = (Path(__file__).parents[1] / "README.md").read_text()
-    text = readme.split("```toml\n")[1].split("```")[0].replace('"..."', f'"{KEY}"')
-    assert Config.model_validate(tomllib.loads(text)).tenants[0].name == "acme"
+    block = readme.split("## Serve your own model")[1].split("```sh\n")[1]
+    pasted = block[block.index("draftkeep keygen") : block.index("draftkeep doctor")]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    subprocess.run(["sh", "-ec", pasted], cwd=tmp_path, env={"PATH": path}, check=True)
+    (tenant,) = load_config(tmp_path / "draftkeep.toml").tenants
+    key = (tmp_path / "acme.key").read_text().split()[1]
+    assert tenant.api_key_sha256 == hashlib.sha256(key.encode()).hexdigest()

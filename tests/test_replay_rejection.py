@@ -27,13 +27,13 @@ from draftkeep.ingest.tables import RemapTable, only_identity
 from draftkeep.ingest.trace import How, Trace
 from draftkeep.kernels.processors import process
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.serve.capture import to_trace
 from draftkeep.serve.engine.drafting import DraftModel
 from draftkeep.serve.engine.request import Finished
+from draftkeep.serve.to_trace import to_trace
 from draftkeep.store.drafter import Drafter
 from draftkeep.store.manifest import Manifest
 from tests.faults.plain import scores
-from tests.serve.conftest import Lab
+from tests.serve.lab import Lab
 
 VOCAB, REQUESTS, TOKENS, CONTEXT = 16, 150, 14, 128
 RIGHT, BROKEN = 3.5, 6.0

@@ -64,10 +64,11 @@ def check_drafter(config: Config) -> Finding:
     from draftkeep.store.drafter import load_drafter
     from draftkeep.store.registry import Registry, scope_of
 
+    drafts = "drafts from its own text" if config.serve.floor == "ngram" else "does not speculate"
     nothing = Finding(
         check="drafter",
         status="warn",
-        detail=f"channel {config.serve.channel} is empty; the service runs without speculation",
+        detail=f"channel {config.serve.channel} is empty; the service {drafts}",
         remedy="draftkeep drafters cold",
     )
     if not (config.state_dir / "catalog.db").exists():

@@ -7,12 +7,11 @@ import torch
 
 from draftkeep.errors import DraftkeepError
 from draftkeep.kernels.outcome import Verified
-from draftkeep.serve.engine.drafting import Verification
 from draftkeep.serve.engine.logprobs import Logprobs, asked_logprobs
-from draftkeep.serve.engine.record import Recorder
+from draftkeep.serve.engine.recorder import Recorder
 from draftkeep.serve.engine.row import Row
 from draftkeep.serve.engine.speculator import Speculator
-from draftkeep.serve.engine.verification import judge, target_pass
+from draftkeep.serve.engine.verification import Verification, judge, target_pass
 from draftkeep.serve.passes.runner import ModelRunner
 
 

@@ -5,14 +5,12 @@ V: the target's vocabulary.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftkeep.serve.engine.row import Row
-
-Verification = Literal["coupled", "rejection"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

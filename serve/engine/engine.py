@@ -15,21 +15,22 @@ from transformers import PreTrainedModel
 
 from draftkeep.errors import DraftkeepError, ModelError, UnavailableError
 from draftkeep.kernels.outcome import Verified
-from draftkeep.serve.engine.admission import check
 from draftkeep.serve.engine.callers import Callers
 from draftkeep.serve.engine.counters import Counters
 from draftkeep.serve.engine.decode_step import DecodeStep
-from draftkeep.serve.engine.drafting import Drafter, DraftModel, Verification
+from draftkeep.serve.engine.drafting import Drafter, DraftModel
 from draftkeep.serve.engine.inbox import Inbox, Waiting
 from draftkeep.serve.engine.logprobs import Logprobs
 from draftkeep.serve.engine.lookahead import Speculation
 from draftkeep.serve.engine.model_drafter import ModelDrafter
-from draftkeep.serve.engine.record import Recorder
+from draftkeep.serve.engine.recorder import Recorder
 from draftkeep.serve.engine.request import Emission, Finish, Finished, Request, RowStep, StepReport
+from draftkeep.serve.engine.request_check import check_request
 from draftkeep.serve.engine.row import Row
 from draftkeep.serve.engine.scheduler import Scheduler
 from draftkeep.serve.engine.speculator import Speculator
 from draftkeep.serve.engine.stats import EngineStats
+from draftkeep.serve.engine.verification import Verification
 from draftkeep.serve.passes.packed import Packing
 from draftkeep.serve.passes.runner import ModelRunner
 
@@ -138,7 +139,7 @@ class Engine:
         below 1, for other values out of range and for an id in use; BusyError where the line is
         full; UnavailableError once the engine was closed.
         """
-        check(request, vocab=self.vocab, max_context=self.max_context)
+        check_request(request, vocab=self.vocab, max_context=self.max_context)
         self._inbox.put(Waiting(request=request, queued_s=self._clock()))
 
     def cancel(self, request_id: str) -> None:
@@ -194,6 +195,7 @@ class Engine:
             drafter_lost=self._speculator.lost,
             verification=self._verification,
             decoder=self._target.decoder,
+            packed=self._target.packed,
             kv_used_share=sum(row.target_len for row in rows) / (self.slots * self.max_context),
             speculation=self._speculator.state(),
             **self._counters.snapshot(),
@@ -270,20 +272,20 @@ class Engine:
         now_s = self._clock()
         self._counters.add(steps=1, row_steps=len(rows))
         reports: list[RowStep] = []
-        over: list[tuple[Row, Finish, int]] = []
+        over: list[tuple[Row, Finish, int, float]] = []
         for row, verdict, logprobs in zip(rows, decoded.verdicts, decoded.logprobs, strict=True):
             if isinstance(verdict, Verified):
                 report, ending = self._emit(row, verdict, logprobs, decoded.drafter, now_s)
                 reports.append(report)
                 if ending is not None:
-                    over.append((row, *ending))
+                    over.append((row, *ending, self._clock()))
             else:
                 self._callers.problem("a request", verdict)
                 self._fail(row, verdict)
         # Behind everybody's tokens, which do not wait for what is kept of them.
         self._recorder.capture()
-        for row, finish, length in over:
-            self._finish(row, finish, length)
+        for row, finish, length, delivered_s in over:
+            self._finish(row, finish, length, delivered_s)
         self._callers.step(
             StepReport(
                 drafter=decoded.drafter if decoded.drafted else b"",
@@ -339,12 +341,12 @@ class Engine:
 
     def _finish_early(self, row: Row, length: int) -> None:
         """End where the caller said, or where the output is if that is shorter."""
-        self._finish(row, Finish.STOP, min(length, row.output_len))
+        self._finish(row, Finish.STOP, min(length, row.output_len), self._clock())
 
-    def _finish(self, row: Row, finish: Finish, length: int) -> None:
+    def _finish(self, row: Row, finish: Finish, length: int, delivered_s: float) -> None:
         self._scheduler.release(row)
         self._recorder.settle()
-        self._callers.finish(row.finished(finish, length=length, now_s=self._clock()))
+        self._callers.finish(row.finished(finish, length=length, now_s=delivered_s))
 
     def _fail(self, row: Row, error: DraftkeepError) -> None:
         self._scheduler.release(row)

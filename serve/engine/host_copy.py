@@ -38,19 +38,19 @@ class HostCopy:
         return [tensor.numpy() for tensor in self._host]
 
 
-def host_rows(logits_NV: Tensor, spans: Sequence[slice]) -> Iterator[NDArray[np.float32]]:
-    """Those rows of the pass, span by span, on the host: on the CPU views, else one copy."""
+def host_rows(logits_NV: Tensor, slices: Sequence[slice]) -> Iterator[NDArray[np.float32]]:
+    """Those rows of the pass, slice by slice, on the host: on the CPU views, else one copy."""
     if logits_NV.is_cpu:
-        return iter([logits_NV[span].numpy() for span in spans])
-    return gathered(logits_NV, spans)
+        return iter([logits_NV[part].numpy() for part in slices])
+    return copied_rows(logits_NV, slices)
 
 
-def gathered(logits_NV: Tensor, spans: Sequence[slice]) -> Iterator[NDArray[np.float32]]:
-    """Those rows of the pass, span by span, through one copy that holds no others."""
-    indices = [index for span in spans for index in range(span.start, span.stop)]
+def copied_rows(logits_NV: Tensor, slices: Sequence[slice]) -> Iterator[NDArray[np.float32]]:
+    """Those rows of the pass, slice by slice, through one copy that holds no others."""
+    indices = [index for part in slices for index in range(part.start, part.stop)]
     if not indices:
         return iter(())
     whole = len(indices) == len(logits_NV)
     host = (logits_NV if whole else logits_NV[indices]).cpu().numpy()
-    ends = np.cumsum([span.stop - span.start for span in spans])
+    ends = np.cumsum([part.stop - part.start for part in slices])
     return iter(np.split(host, ends[:-1]))

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from draftkeep.errors import DraftkeepError
 from draftkeep.kernels.outcome import Verified
-from draftkeep.kernels.topk import topk_lse
-from draftkeep.serve.engine.places import Place, emitted, gathered, sound
+from draftkeep.kernels.topk import TopKLse
 from draftkeep.serve.engine.request import TokenLogprob
 from draftkeep.serve.engine.row import Row
+from draftkeep.serve.engine.spans import Span, emitted, look_through
 
 Logprobs = tuple[TokenLogprob, ...] | None
 
@@ -26,20 +26,18 @@ def asked_logprobs(
     Must run before the rows take their tokens. logits_NV holds drafts + 1 rows of each of `rows`,
     one request after another.
     """
-    places = [
-        place for place in emitted(rows, verdicts) if place.row.request.top_logprobs is not None
-    ]
-    if not places:
+    spans = [span for span in emitted(rows, verdicts) if span.row.request.top_logprobs is not None]
+    if not spans:
         return [None] * len(rows)
-    found = _found(*gathered(logits_NV, places, sound=sound(verdicts)))
+    longest = max(span.row.request.top_logprobs or 1 for span in spans)
+    found = _found(*look_through(logits_NV, spans, longest))
     return [found.get(id(row)) for row in rows]
 
 
-def _found(logits_PV: Tensor, places: Sequence[Place]) -> dict[int, Logprobs]:
-    """The entries of every place's emitted tokens, by the identity of its row."""
-    top = topk_lse(logits_PV, max(place.row.request.top_logprobs or 1 for place in places))
-    at = [place.first + t for place in places for t in range(place.count)]
-    tokens = [token for place in places for token in place.verdict.tokens]
+def _found(logits_PV: Tensor, spans: Sequence[Span], top: TopKLse) -> dict[int, Logprobs]:
+    """The entries of every span's emitted tokens, by the identity of its row."""
+    at = [span.first + t for span in spans for t in range(span.count)]
+    tokens = [token for span in spans for token in span.verdict.tokens]
     own_T = logits_PV[at, tokens].float() - top.lse_N[at]
     ids_TK, logprobs_TK = top.ids_NK[at].tolist(), top.logprobs_NK[at].tolist()
     entries = [
@@ -47,10 +45,10 @@ def _found(logits_PV: Tensor, places: Sequence[Place]) -> dict[int, Logprobs]:
         for own, ids, logprobs in zip(own_T.tolist(), ids_TK, logprobs_TK, strict=True)
     ]
     found: dict[int, Logprobs] = {}
-    for place in places:
-        count = place.row.request.top_logprobs
-        mine, entries = entries[: place.count], entries[place.count :]
-        found[id(place.row)] = tuple(
+    for span in spans:
+        count = span.row.request.top_logprobs
+        mine, entries = entries[: span.count], entries[span.count :]
+        found[id(span.row)] = tuple(
             TokenLogprob(logprob=own, top=tuple(best[:count])) for own, best in mine
         )
     return found

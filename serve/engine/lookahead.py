@@ -28,12 +28,14 @@ _MAX_GROUPS = 64
 # Idle passes at the start may mislead, so a width is soon looked at so often.
 _FIRST_LOOKS = 4
 
+Mode = Literal["auto", "fixed", "off"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
     """The configured mode. `lookahead` is the number in `fixed` and the maximum in `auto`."""
 
-    mode: Literal["off", "fixed", "auto"] = "auto"
+    mode: Mode = "auto"
     lookahead: int = 8
 
     def __post_init__(self) -> None:
@@ -50,7 +52,7 @@ class SpeculationState:
     costs are not measured).
     """
 
-    mode: str
+    mode: Mode
     lookahead: int
     acceptance: float
     est_speedup: float

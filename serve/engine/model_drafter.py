@@ -19,9 +19,10 @@ from draftkeep.kernels.rejection import Law
 from draftkeep.kernels.sampling import Sampling
 from draftkeep.kernels.topk import argmax
 from draftkeep.serve.engine.draft_vocabulary import draftable, readable
-from draftkeep.serve.engine.drafting import DraftModel, Verification
+from draftkeep.serve.engine.drafting import DraftModel
 from draftkeep.serve.engine.host_copy import host_rows
 from draftkeep.serve.engine.row import Row
+from draftkeep.serve.engine.verification import Verification
 from draftkeep.serve.passes.packed import Packing
 from draftkeep.serve.passes.rectangle import Segment
 from draftkeep.serve.passes.runner import ModelRunner

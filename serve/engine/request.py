@@ -102,8 +102,8 @@ class Finished:
     log of the mass outside the list. K is 0 where nothing was captured. processed_T is the log of
     each token's probability after every processor, where the verification rule leaves the noise
     unknown to a replay, else None. rejected_T is the rejected draft where how_T is CORRECTED, else
-    -1. `tested` and `accepted` count drafts compared with the
-    target's token up to the end of the output. Times are the engine's clock in seconds.
+    -1. `tested` and `accepted` count drafts compared with the target's token up to the end of the
+    output. Times are the engine's clock in seconds.
     """
 
     request: Request
@@ -148,7 +148,8 @@ class RowStep:
 class StepReport:
     """One decoding step, for whoever counts.
 
-    `drafter` is the digest of the drafter that proposed, empty where none did. `draft_s` and
+    `drafter` is the digest of the drafter that proposed, empty where none did. `width` is the most
+    drafts of a row and one: with the number of `rows` the shape of the target's pass. `draft_s` and
     `verify_s` are the two models' forward passes; `total_s` is the whole step with them, prefill
     not included, so the rest is the engine's own.
     """

@@ -4,10 +4,10 @@ Suffixes: T output tokens (room for the whole budget), K the captured list, V ta
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from draftkeep.kernels.noise import GumbelRow
 from draftkeep.kernels.outcome import Verified, is_end
+from draftkeep.kernels.rejection import Law
 from draftkeep.serve.engine.request import (
     DrafterUse,
     Finish,
@@ -50,7 +50,7 @@ class Row:
         self.target_len = 0
         self.drafter_len = 0
         self.drafts: list[int] = []
-        self.draft_laws: list[NDArray[np.float64] | None] = []
+        self.draft_laws: list[Law | None] = []
         self.branches: list[RejectedBranch] = []
         self.submitted_s = submitted_s
         self.started_s = started_s

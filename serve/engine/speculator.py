@@ -75,6 +75,8 @@ class Speculator:
 
     def install(self, drafter: Drafter | None, rows: Collection[Row]) -> None:
         """Draft with this one, or with the floor, from now on."""
+        if drafter is not None:
+            self.forget_loss()
         drafter = drafter or self._floor
         self.drafter = drafter
         self._lookahead.new_drafter()
@@ -140,9 +142,10 @@ class Speculator:
             observe(batch, min(times))
 
     def _lose(self, drafter: Drafter, rows: Collection[Row], error: Exception) -> None:
-        self.lost = drafter.digest
         self._counters.add(drafter_failed=1)
         self._on_problem(f"drafter {drafter.digest.hex()[:12]}", error)
         if drafter is self._floor:
             self._floor = None
+        else:
+            self.lost = drafter.digest
         self.install(None, rows)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from draftkeep.serve.engine.counters import Totals
-from draftkeep.serve.engine.drafting import Verification
 from draftkeep.serve.engine.lookahead import SpeculationState
+from draftkeep.serve.engine.verification import Verification
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +16,7 @@ class EngineStats(Totals):
     slot, those that had one before among them. `known` counts requests whose id is in use,
     `leaving` those of them that were asked to be dropped or to end and are still here.
     `decoder` tells how the target's layers run: "fused", or "stock: " and why its own modules do.
+    `packed` is how many of its linear layers run over packed weights.
     `kv_used_share` is the part of all slots' positions that running requests fill.
     """
 
@@ -28,5 +29,6 @@ class EngineStats(Totals):
     drafter_lost: bytes
     verification: Verification
     decoder: str
+    packed: int
     kv_used_share: float
     speculation: SpeculationState

@@ -4,23 +4,26 @@ Shapes: N logit rows of the pass (drafts + 1 of each request, one request after 
 vocabulary, W one request's rows.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from draftkeep.errors import DraftkeepError
-from draftkeep.kernels.coupled import verify, verify_argmax
+from draftkeep.kernels.coupled import verify_argmax, verify_coupled
 from draftkeep.kernels.noise import ACCEPT, RECOVERY, gumbel, uniform
 from draftkeep.kernels.outcome import Verified
-from draftkeep.kernels.rejection import certain, verify_rejection
+from draftkeep.kernels.rejection import verify_rejection
 from draftkeep.kernels.topk import argmax
-from draftkeep.serve.engine.drafting import Verification
 from draftkeep.serve.engine.host_copy import host_rows
 from draftkeep.serve.engine.row import Row
+from draftkeep.serve.engine.spans import row_slices
 from draftkeep.serve.passes.rectangle import Segment
 from draftkeep.serve.passes.runner import ModelRunner
+
+Verification = Literal["coupled", "rejection"]
 
 
 def target_pass(runner: ModelRunner, rows: Sequence[Row]) -> Tensor:
@@ -47,33 +50,24 @@ def judge(
     """
     plain = [row.request.sampling.plain_argmax for row in rows]
     best_N, values_N = _best(logits_NV) if any(plain) else ([], [])
-    spans = list(_spans(rows))
+    slices = list(row_slices(rows))
     drawn = host_rows(
-        logits_NV, [span for span, greedy in zip(spans, plain, strict=True) if not greedy]
+        logits_NV, [part for part, greedy in zip(slices, plain, strict=True) if not greedy]
     )
     rejection = verification == "rejection"
     rule = _rejection if rejection else _coupled
     verdicts: list[Verified | DraftkeepError] = []
-    for row, span in zip(rows, spans, strict=True):
+    for row, part in zip(rows, slices, strict=True):
         sampling = row.request.sampling
         try:
             if sampling.plain_argmax:
-                verdict = verify_argmax(best_N[span], values_N[span], row.drafts, sampling)
-                verdicts.append(certain(verdict) if rejection else verdict)
+                verdict = verify_argmax(best_N[part], values_N[part], row.drafts, sampling)
+                verdicts.append(verdict.certain() if rejection else verdict)
             else:
                 verdicts.append(rule(next(drawn), row))
         except DraftkeepError as error:
             verdicts.append(error)
     return verdicts
-
-
-def _spans(rows: Sequence[Row]) -> Iterator[slice]:
-    """Which rows of the pass are each request's."""
-    at = 0
-    for row in rows:
-        width = len(row.drafts) + 1
-        yield slice(at, at + width)
-        at += width
 
 
 def _best(logits_NV: Tensor) -> tuple[list[int], list[float]]:
@@ -82,7 +76,7 @@ def _best(logits_NV: Tensor) -> tuple[list[int], list[float]]:
 
 
 def _coupled(logits_WV: NDArray[np.float32], row: Row) -> Verified:
-    return verify(
+    return verify_coupled(
         logits_WV,
         row.drafts,
         row.request.sampling,

@@ -17,8 +17,8 @@ from draftkeep.serve.node import Node
 
 
 async def node_of(request: Request) -> Node:
-    """The node behind the app; UnavailableError while it is being loaded."""
-    node: Node | None = request.app.state.node
+    """The node, or UnavailableError for a request that came while it was being loaded."""
+    node: Node | None = request.state.node
     if node is None:
         raise UnavailableError("the model is being loaded; try again later")
     return node
@@ -27,7 +27,7 @@ async def node_of(request: Request) -> Node:
 NodeOf = Annotated[Node, Depends(node_of)]
 
 
-class Holder:
+class RequireKey:
     """A dependency: the tenant whose key the request carries, which must have `scope`.
 
     DeniedError for no key or a wrong one, ForbiddenError for one without the scope.
@@ -46,12 +46,12 @@ class Holder:
         return tenant
 
 
-TenantOf = Annotated[TenantPolicy, Depends(Holder(None))]
-ChatTenant = Annotated[TenantPolicy, Depends(Holder("chat"))]
-CompletionsTenant = Annotated[TenantPolicy, Depends(Holder("completions"))]
+TenantOf = Annotated[TenantPolicy, Depends(RequireKey(None))]
+ChatTenant = Annotated[TenantPolicy, Depends(RequireKey("chat"))]
+CompletionsTenant = Annotated[TenantPolicy, Depends(RequireKey("completions"))]
 
 
-async def administered(request: Request, node: NodeOf) -> Node:
+async def admin_node(request: Request, node: NodeOf) -> Node:
     """The node, for whoever holds the administrator's key; ForbiddenError otherwise."""
     if not _is_admin(request, node):
         raise ForbiddenError(
@@ -61,19 +61,19 @@ async def administered(request: Request, node: NodeOf) -> Node:
     return node
 
 
-async def measured(request: Request, node: NodeOf) -> Node:
+async def metrics_node(request: Request, node: NodeOf) -> Node:
     """The node, for whoever may read its metrics.
 
     That is the administrator, a key with the scope `metrics`, and everyone where the configuration
-    says so. Raises as `Holder` does.
+    says so. Raises as `RequireKey` does.
     """
     if not node.open_metrics and not _is_admin(request, node):
-        await Holder("metrics")(request, node)
+        await RequireKey("metrics")(request, node)
     return node
 
 
-AdminNode = Annotated[Node, Depends(administered)]
-MeasuredNode = Annotated[Node, Depends(measured)]
+AdminNode = Annotated[Node, Depends(admin_node)]
+MetricsNode = Annotated[Node, Depends(metrics_node)]
 
 
 def _is_admin(request: Request, node: Node) -> bool:

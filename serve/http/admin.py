@@ -2,12 +2,14 @@
 
 import math
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import APIRouter
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field
 
+from draftkeep.config import MAX_LOOKAHEAD
+from draftkeep.serve.engine.lookahead import Mode
 from draftkeep.serve.http.access import AdminNode
 from draftkeep.serve.http.openai_types import MAX_SUBJECT_CHARS
 
@@ -19,8 +21,8 @@ class SpeculationBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    mode: Literal["auto", "fixed", "off"]
-    lookahead: int | None = Field(default=None, ge=1, le=16)
+    mode: Mode
+    lookahead: int | None = Field(default=None, ge=1, le=MAX_LOOKAHEAD)
 
 
 class EraseBody(BaseModel):

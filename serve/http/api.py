@@ -11,9 +11,15 @@ from fastapi.concurrency import run_in_threadpool
 
 from draftkeep.errors import InputError, NotFoundError, UnavailableError
 from draftkeep.serve.http.access import ChatTenant, CompletionsTenant, NodeOf, TenantOf
-from draftkeep.serve.http.answering import Prompt, answer
-from draftkeep.serve.http.openai_types import MAX_ANSWERS, ChatRequest, CompletionRequest
-from draftkeep.serve.http.prompting import chat_prompt, completion_prompts, output_cap
+from draftkeep.serve.http.answering import answer
+from draftkeep.serve.http.openai_types import MAX_TOTAL_CHOICES, ChatRequest, CompletionRequest
+from draftkeep.serve.http.prompting import (
+    chat_prompt,
+    completion_prompts,
+    fewest_tokens,
+    output_cap,
+)
+from draftkeep.serve.http.submitting import Prompt
 from draftkeep.serve.node import Node
 
 router = APIRouter()
@@ -37,7 +43,8 @@ async def chat(body: ChatRequest, request: Request, node: NodeOf, tenant: ChatTe
     """Answers to one conversation."""
     _check(node, body)
     # The prompt of a tenant at its limit is not worth reading.
-    node.limits.peek(tenant.name, choices=body.choices)
+    fewest = fewest_tokens(body.choices, body.token_cap, max_context=node.max_context)
+    node.limits.peek(tenant.name, choices=body.choices, tokens=fewest)
     # In a thread: the template and the encoding of a long prompt would hold up every stream.
     ids = await run_in_threadpool(chat_prompt, node.target, body)
     cap = output_cap(ids, body.token_cap, max_context=node.max_context, param="messages")
@@ -50,13 +57,17 @@ async def completions(
 ) -> Any:
     """Completions of one prompt or of several."""
     _check(node, body)
-    answers = len(body.prompt) * body.choices
-    if answers > MAX_ANSWERS:
+    choices = len(body.prompt) * body.choices
+    if choices > MAX_TOTAL_CHOICES:
         raise InputError(
-            f"prompts times n is {answers}, expected at most {MAX_ANSWERS}; send several requests",
+            f"prompts times n is {choices}, expected at most {MAX_TOTAL_CHOICES}; send several "
+            "requests",
             param="prompt",
         )
-    node.limits.peek(tenant.name, choices=answers)
+    fewest = len(body.prompt) * fewest_tokens(
+        body.choices, body.token_cap, max_context=node.max_context
+    )
+    node.limits.peek(tenant.name, choices=choices, tokens=fewest)
     encoded = await run_in_threadpool(completion_prompts, node.target, body)
     prompts = []
     for ids, text in encoded:

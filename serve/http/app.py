@@ -7,13 +7,15 @@ from fastapi.responses import JSONResponse
 from draftkeep import __version__
 from draftkeep.serve.exposition import CONTENT_TYPE
 from draftkeep.serve.http import http_errors
-from draftkeep.serve.http.access import MeasuredNode
+from draftkeep.serve.http.access import MetricsNode
 from draftkeep.serve.http.admin import router as admin_router
 from draftkeep.serve.http.api import router as api_router
 from draftkeep.serve.http.body_limit import BodyLimit
-from draftkeep.serve.http.count_requests import CountRequests
+from draftkeep.serve.http.track_requests import TrackRequests
 from draftkeep.serve.node import Node
 
+# What a probe that is told no hears of when to come back.
+PROBE_AGAIN_S = 5
 router = APIRouter()
 
 
@@ -29,7 +31,7 @@ def build_app(node: Node | None = None) -> FastAPI:
     app.include_router(api_router)
     app.include_router(admin_router)
     app.add_middleware(BodyLimit)
-    app.add_middleware(CountRequests)
+    app.add_middleware(TrackRequests)
     return app
 
 
@@ -38,14 +40,14 @@ def build_app(node: Node | None = None) -> FastAPI:
 async def healthz(request: Request) -> Response:
     """200 while the process lives and its engine neither died nor stalled."""
     node: Node | None = request.app.state.node
-    return JSONResponse({}, status_code=200 if node is None or node.alive else 503)
+    return _probe(node is None or node.alive)
 
 
 @router.get("/readyz")
 async def readyz(request: Request) -> Response:
     """200 while requests are taken: not while the node is being loaded, nor once it stops."""
     node: Node | None = request.app.state.node
-    return JSONResponse({}, status_code=200 if node is not None and node.ready else 503)
+    return _probe(node is not None and node.ready)
 
 
 @router.get("/version")
@@ -55,8 +57,14 @@ async def version() -> Response:
 
 
 @router.get("/metrics")
-async def metrics(node: MeasuredNode) -> Response:
+async def metrics(node: MetricsNode) -> Response:
     """The node's counts, for Prometheus."""
     # In a thread: the page takes milliseconds, and every stream would wait for them.
     page = await run_in_threadpool(node.exposition.render)
     return Response(page, media_type=CONTENT_TYPE)
+
+
+def _probe(well: bool) -> Response:
+    if well:
+        return JSONResponse({})
+    return JSONResponse({}, status_code=503, headers={"Retry-After": str(PROBE_AGAIN_S)})

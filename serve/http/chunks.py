@@ -8,16 +8,16 @@ from draftkeep.errors import DraftkeepError
 from draftkeep.serve.http.choice_text import Update
 from draftkeep.serve.http.generation import Generation
 from draftkeep.serve.http.http_errors import error_body
-from draftkeep.serve.http.obfuscation import event_line
 from draftkeep.serve.http.responses import Reply
-
-DONE = "data: [DONE]\n\n"
+from draftkeep.serve.http.sse_response import DONE, event_line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """One event of a stream, as its line. `choice` is None where it belongs to the whole stream;
-    `last` marks the final one of a choice."""
+    """One event of a stream as it is sent: the line around a chunk's JSON, which `Reply` makes.
+
+    `choice` is None where it belongs to the whole stream; `last` marks the final one of a choice.
+    """
 
     line: str
     choice: int | None = None

@@ -50,7 +50,7 @@ def install(app: FastAPI) -> None:
     async def _ours(request: Request, error: DraftkeepError) -> JSONResponse:
         status, body = error_body(error)
         headers = None
-        if isinstance(error, BusyError):
+        if isinstance(error, BusyError | UnavailableError):
             headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
         return JSONResponse(body, status_code=status, headers=headers)
 

@@ -3,9 +3,10 @@
 Timing and the number of events are not this module's: see `pacing`.
 """
 
-import json
 from collections.abc import Callable
 from typing import Any
+
+from draftkeep.serve.http.sse_response import event_line
 
 BUCKET_BYTES = 256
 # The widest log-probability: four digits before the point and four behind it.
@@ -19,8 +20,8 @@ class Padding:
     An event that carries log-probabilities for `alternatives` tokens beside the emitted one gets
     room for them, so that one bucket holds nearly every event of a stream. Every number with a
     point counts as the widest one: its last digits are the arithmetic's, and the arithmetic
-    depends on how many tokens a pass had. `noise(n)` gives at
-    least n random URL-safe characters: a constant would vanish where something compresses.
+    depends on how many tokens a pass had. `noise(n)` gives at least n random URL-safe characters: a
+    constant would vanish where something compresses.
     """
 
     def __init__(self, noise: Callable[[int], str], *, alternatives: int | None = None) -> None:
@@ -33,11 +34,6 @@ class Padding:
         slack = _slack(event)
         missing = -(len(event_line(event)) + slack + _FIELD_BYTES) % self.bucket_bytes + slack
         return event_line({**event, "obfuscation": self._noise(missing)[:missing]})
-
-
-def event_line(event: dict[str, Any]) -> str:
-    """A server-sent event. ASCII, so characters are bytes."""
-    return f"data: {json.dumps(event, separators=(',', ':'))}\n\n"
 
 
 def _slack(part: Any) -> int:

@@ -18,14 +18,14 @@ from pydantic import (
 )
 
 from draftkeep.errors import InputError
-from draftkeep.serve.engine.admission import MAX_TOP_LOGPROBS
+from draftkeep.serve.engine.request_check import MAX_TOP_LOGPROBS
 from draftkeep.serve.http import unsupported
 
 MAX_SUBJECT_CHARS = 128
 MAX_CHOICES = 8
 MAX_PROMPTS = 32
 # Choices of all prompts together, each of them a request to the engine.
-MAX_ANSWERS = 32
+MAX_TOTAL_CHOICES = 32
 MAX_STOPS = 4
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKENS = 64

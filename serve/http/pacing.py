@@ -51,6 +51,10 @@ class Pacer:
             await reader
         finally:
             reader.cancel()
+            # A failure that nobody waits for any more must not reach the log as a traceback.
+            await asyncio.wait([reader])
+            if not reader.cancelled():
+                reader.exception()
 
     async def _read(self, chunks: AsyncIterable[Chunk]) -> None:
         try:

@@ -83,6 +83,15 @@ def output_cap(
     return min(room, wanted) if wanted is not None else room
 
 
+def fewest_tokens(choices: int, wanted: int | None, *, max_context: int) -> int:
+    """What one prompt and its answers are counted as at least, whatever the prompt is.
+
+    A prompt that nearly fills the context leaves each answer one token, and so may a tenant's limit
+    where the client set no bound.
+    """
+    return min(1 + choices * (wanted or 1), max_context - 1 + choices)
+
+
 def _completion_prompt(target: TargetModel, prompt: str | list[int]) -> tuple[tuple[int, ...], str]:
     if isinstance(prompt, str):
         return _ids(target.tokenizer, prompt, special=True, param="prompt"), prompt

@@ -1,13 +1,22 @@
-"""A streamed answer that always settles its generation, however the client leaves."""
+"""Server-sent events, and a streamed answer that always settles its generation, however the client
+leaves."""
 
+import json
 from collections.abc import AsyncGenerator
+from typing import Any
 
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from draftkeep.serve.http.generation import Generation
 
+DONE = "data: [DONE]\n\n"
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+def event_line(event: dict[str, Any]) -> str:
+    """A server-sent event. ASCII, so characters are bytes."""
+    return f"data: {json.dumps(event, separators=(',', ':'))}\n\n"
 
 
 class SseResponse(StreamingResponse):

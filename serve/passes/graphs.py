@@ -5,6 +5,11 @@ graph launches them at once, but only for the shapes and addresses it was captur
 is padded to all slots, to one of few widths and to one of few view lengths. On a processor the same
 padded pass runs without a graph, which is how it is tested there.
 
+A shape is captured once, by the first pass that needs it, so some steps after a start or a swap
+take longer. The thread that loads a drafter cannot do it for them: a capture begins by waiting for
+the whole device and emptying the allocator's cache, and would break one under way in the engine's
+thread.
+
 Shapes: B = all slots, W one of the widths, V the head's outputs.
 """
 
@@ -20,7 +25,8 @@ from draftkeep.serve.passes.rectangle import Rectangle, Segment, lay_out
 
 Graphs = Literal["auto", "never", "fixed"]
 
-WIDTHS = (1, 2, 3, 5, 9)
+# The last takes the token and the drafts of the longest lookahead that can be configured.
+WIDTHS = (1, 2, 3, 5, 9, 17)
 _WARM_UPS = 3
 
 # inputs_3BW and the view's length to logits [B, W, V], all slots from the first.

@@ -36,11 +36,6 @@ class Rectangle:
     inputs_3BW: NDArray[np.int64]
     longest: int
 
-    @property
-    def width(self) -> int:
-        """Columns."""
-        return int(self.inputs_3BW.shape[2])
-
     def on(self, device: torch.device) -> Tensor:
         """inputs_3BW on the device; from pinned memory and without waiting where it is a GPU."""
         host = torch.from_numpy(self.inputs_3BW)

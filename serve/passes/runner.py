@@ -16,14 +16,12 @@ from draftkeep.errors import ModelError
 from draftkeep.serve.passes import attention
 from draftkeep.serve.passes.cache import SlotCache, view_length
 from draftkeep.serve.passes.fused import FusedDecoder
-from draftkeep.serve.passes.graphs import WIDTHS, FixedPasses, Graphs
+from draftkeep.serve.passes.graphs import FixedPasses, Graphs
 from draftkeep.serve.passes.likeness import hooked, unlike
 from draftkeep.serve.passes.packed import Packing, pack_linears
 from draftkeep.serve.passes.rectangle import Segment, lay_out, neighbours
 from draftkeep.serve.passes.refusals import refuse
 from draftkeep.serve.passes.trial import Trial
-
-__all__ = ["PREFILL_CHUNK", "ModelRunner", "Segment"]
 
 PREFILL_CHUNK = 128
 _BROKEN = (RuntimeError, IndexError, KeyError, TypeError, ValueError, AttributeError)
@@ -47,8 +45,8 @@ class ModelRunner:
     such a layer not packed, and no pass is a graph.
 
     `graphs`: passes at fixed shapes as CUDA graphs where the model is on a GPU (`auto`), at fixed
-    shapes on any device (`fixed`), or not (`never`). They pad to one of `widths`. Where a capture
-    fails, `on_problem` hears of it once and passes go on without graphs.
+    shapes on any device (`fixed`), or not (`never`). Where a capture fails, `on_problem` hears of
+    it once and passes go on without graphs.
     """
 
     def __init__(
@@ -59,7 +57,6 @@ class ModelRunner:
         context: int,
         packing: Packing = "measured",
         graphs: Graphs = "auto",
-        widths: Sequence[int] = WIDTHS,
         on_problem: Callable[[str, BaseException], None] = lambda kind, error: None,
     ) -> None:
         refuse(model, context)
@@ -94,7 +91,7 @@ class ModelRunner:
             )
         if fixes and (graphs == "fixed" or (graphs == "auto" and self.device.type == "cuda")):
             self._fixed = FixedPasses(
-                self._logits, slots=slots, context=context, device=self.device, widths=widths
+                self._logits, slots=slots, context=context, device=self.device
             )
 
     def forward(self, segments: Sequence[Segment]) -> Tensor:

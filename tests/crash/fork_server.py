@@ -33,7 +33,7 @@ from draftkeep.ingest.trace import Provenance
 from draftkeep.kernels.sampling import Sampling
 from draftkeep.policies.keyring import Keyring
 from draftkeep.policies.signing import SigningKey
-from draftkeep.serve.capture import Capture, CaptureTag
+from draftkeep.serve.capture import Capture
 from draftkeep.serve.engine.drafting import DraftModel
 from draftkeep.serve.engine.engine import Engine
 from draftkeep.serve.engine.lookahead import Speculation
@@ -87,11 +87,11 @@ def serve(job: Job, draw: random.Random, target: TargetModel, drafter: DraftMode
     engine.swap(drafter)
     while True:
         while engine.stats().waiting < engine.slots:
-            engine.submit(_request(job, draw, target))
+            engine.submit(_request(job, draw, target, capture))
         engine.step()
 
 
-def _request(job: Job, draw: random.Random, target: TargetModel) -> Request:
+def _request(job: Job, draw: random.Random, target: TargetModel, capture: Capture) -> Request:
     # One subject in three is new, so that a kill meets the keyring in the middle of an insert.
     subject = draw.choice([None, f"known-{draw.randrange(20)}", f"new-{draw.getrandbits(60)}"])
     provenance = Provenance(
@@ -105,6 +105,10 @@ def _request(job: Job, draw: random.Random, target: TargetModel) -> Request:
         target=target.target_fingerprint,
         tokenizer=target.tokenizer_fingerprint,
     )
+    delivery = capture.admit(provenance)
+    assert delivery is not None
+    # Nobody waits for the answer: the trace leaves as soon as the request has finished.
+    delivery.deliver()
     return Request(
         request_id=draw.randbytes(16).hex(),
         prompt_ids=tuple(draw.randrange(3, target.vocab) for _ in range(draw.randrange(2, 40))),
@@ -113,7 +117,7 @@ def _request(job: Job, draw: random.Random, target: TargetModel) -> Request:
         max_tokens=draw.randrange(1, 16),
         on_tokens=lambda _emission: None,
         on_error=_fail,
-        tag=CaptureTag(provenance=provenance),
+        tag=delivery,
     )
 
 

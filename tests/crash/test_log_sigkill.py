@@ -12,18 +12,9 @@ from pathlib import Path
 import pytest
 
 from draftkeep.ingest.sqlite_log import SqliteLog
+from tests.clock import Clock
 
 EVERYTHING = (10**6, 10**9)
-
-
-class Clock:
-    """Unix time as the test sets it."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ import pytest
 from draftkeep.serve.node import Node
 from draftkeep.store.models import TargetModel
 from tests.faults.house import House
+from tests.serve.conftest import fresh_target as fresh_target
+from tests.serve.conftest import gate as gate
 from tests.serve.conftest import lab as lab
-from tests.serve.http.conftest import Station, configuration
-from tests.serve.http.conftest import fresh_target as fresh_target
-from tests.serve.http.conftest import gate as gate
-from tests.serve.http.conftest import stations as stations
-from tests.serve.http.conftest import tiny as tiny
+from tests.serve.conftest import stations as stations
+from tests.serve.conftest import tiny as tiny
+from tests.serve.station import Station, configuration
 
 
 @pytest.fixture(scope="module")

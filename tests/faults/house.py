@@ -7,7 +7,7 @@ import torch
 
 from draftkeep.serve.engine.drafting import DraftModel
 from draftkeep.serve.engine.stats import EngineStats
-from tests.serve.http.conftest import Station
+from tests.serve.station import Station
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 QUESTION = "How many rows has the table orders?"

@@ -4,7 +4,7 @@ Shapes: V vocabulary.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from draftkeep.kernels.sampling import Sampling
 from draftkeep.serve.engine.drafting import DraftModel
 from draftkeep.serve.engine.engine import Engine
 from draftkeep.serve.engine.lookahead import Speculation
-from draftkeep.serve.engine.row import Row
 
 
 def scores(
@@ -96,41 +95,3 @@ def engine_over(
     if drafter is not None:
         engine.swap(drafter)
     return engine
-
-
-class Script:
-    """A drafter that proposes, for each output index of a request, what it was given.
-
-    `plans` names every request's tokens; behind their end it proposes nothing. `asked` keeps how
-    many drafts each call wanted beside the index it wanted them for.
-    """
-
-    digest = b"script".ljust(32, b".")
-    forward_s = 0.0
-
-    def __init__(self, plans: dict[str, Sequence[int]]) -> None:
-        self.plans = plans
-        self.asked: list[tuple[int, int]] = []
-
-    def room(self, row: Row) -> int:
-        """As many as the engine likes."""
-        return 1000
-
-    def propose(
-        self,
-        rows: Sequence[Row],
-        counts: Sequence[int],
-        timed: Callable[[int, Callable[[], None]], None],
-    ) -> None:
-        """Copy the plan."""
-        for row, count in zip(rows, counts, strict=True):
-            at = row.output_len
-            self.asked.append((at, count))
-            row.drafts += self.plans[row.request.request_id][at : at + count]
-            row.draft_laws += [None] * len(row.drafts)
-
-    def forget(self, row: Row) -> None:
-        """Nothing is kept."""
-
-    def idle_pass(self, batch: int) -> None:
-        """Nothing is computed."""

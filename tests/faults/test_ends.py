@@ -21,7 +21,8 @@ from tests.faults.house import (
     piece_of,
     text_of,
 )
-from tests.faults.plain import Script, engine_over, plain_output
+from tests.faults.plain import engine_over, plain_output
+from tests.serve.script import Script
 
 PROMPT = (35, 40, 5, 46)
 GREEDY = Sampling(temperature=0.0)

@@ -12,7 +12,8 @@ from draftkeep.serve.engine.ngram import NgramDrafter
 from draftkeep.serve.engine.row import Row
 from draftkeep.serve.passes.runner import ModelRunner
 from tests.faults.house import CHAT, LOOKAHEAD, House, text_of
-from tests.faults.plain import Script, plain_output
+from tests.faults.plain import plain_output
+from tests.serve.script import Script
 
 SAMPLED = Sampling(temperature=0.9, top_p=0.9)
 

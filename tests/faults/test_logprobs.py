@@ -18,7 +18,8 @@ from tests.faults.house import (
     body_for,
     text_of,
 )
-from tests.faults.plain import Script, plain_output
+from tests.faults.plain import plain_output
+from tests.serve.script import Script
 
 TOP = 5
 TOLERANCE = 1e-4

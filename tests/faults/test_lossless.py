@@ -20,7 +20,9 @@ from draftkeep.kernels.sampling import Sampling
 from draftkeep.serve.engine.drafting import DraftModel
 from draftkeep.serve.engine.ngram import NgramDrafter
 from tests.faults.house import COMPLETIONS, House
-from tests.faults.plain import Script, engine_over, plain_output
+from tests.faults.plain import engine_over, plain_output
+from tests.serve.lab import generated
+from tests.serve.script import Script
 
 VOCAB = 48
 GREEDY = Sampling(temperature=0.0)
@@ -72,27 +74,12 @@ def _noisy(model: PreTrainedModel) -> PreTrainedModel:
     return noisy
 
 
-def _generated(model: PreTrainedModel, prompt: list[int], tokens: int) -> list[int]:
-    ids = torch.tensor([prompt])
-    generator: Any = model
-    with torch.inference_mode():
-        out = generator.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=tokens,
-            pad_token_id=0,
-        )
-    written: list[int] = out[0, len(prompt) :].tolist()
-    return written
-
-
 @pytest.mark.parametrize("family", ["qwen2", "mistral", "gpt2"])
 def test_one_model_writes_one_text_with_and_without_drafts(lab: Any, family: str) -> None:
     """mlc-ai/mlc-llm#2167: the same model answered otherwise once speculation was on."""
     model = _family(family)
     prompts = lab.prompts((1, 7, 23))
-    expected = [_generated(model, prompt, 14) for prompt in prompts]
+    expected = [generated(model, prompt, 14) for prompt in prompts]
     ids = torch.arange(VOCAB)
     for drafter in (None, copy.deepcopy(model), _noisy(model)):
         engine = engine_over(model, slots=2)
@@ -129,7 +116,7 @@ def test_temperature_0_compares_with_the_best_token_alone(lab: Any, drafter: str
     replies = [lab.request(str(i), p, seed=i) for i, p in enumerate(prompts)]
     lab.run(engine, replies)
     for reply, prompt in zip(replies, prompts, strict=True):
-        lab.assert_same(reply, _generated(lab.target(), prompt, 16))
+        lab.assert_same(reply, generated(lab.target(), prompt, 16))
 
 
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])

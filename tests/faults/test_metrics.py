@@ -12,7 +12,8 @@ from draftkeep.serve.engine.request import RowStep, StepReport
 from draftkeep.serve.metrics import Metrics
 from draftkeep.store.models import TargetModel
 from tests.faults.house import CHAT, COMPLETIONS, House
-from tests.faults.plain import Script, plain_output
+from tests.faults.plain import plain_output
+from tests.serve.script import Script
 
 PROMPT = (35, 40, 5, 46)
 GREEDY = Sampling(temperature=0.0)

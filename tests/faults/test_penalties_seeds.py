@@ -9,7 +9,8 @@ from draftkeep.kernels.sampling import Sampling
 from draftkeep.serve.engine.ngram import NgramDrafter
 from draftkeep.serve.engine.request import Finished, How
 from tests.faults.house import CHAT, COMPLETIONS, House, text_of
-from tests.faults.plain import Script, plain_output
+from tests.faults.plain import plain_output
+from tests.serve.script import Script
 
 VOCAB = 48
 BLOCK = 6

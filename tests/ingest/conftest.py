@@ -24,6 +24,7 @@ from draftkeep.ingest.trace import Finish, How, Provenance, TopK, Trace
 from draftkeep.kernels.sampling import Sampling
 from draftkeep.policies.keyring import Keyring
 from draftkeep.policies.signing import SigningKey
+from tests.clock import Clock
 
 NOW_S = 1_000_000
 LONG_S = 60.0
@@ -195,16 +196,6 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     bench = Bench(tmp_path)
     yield bench
     bench.close()
-
-
-class Clock:
-    """Unix time as the test sets it."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture

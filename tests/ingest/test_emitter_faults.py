@@ -125,7 +125,7 @@ class TestFaults:
             import resource, sys
             from pathlib import Path
             sys.path.insert(0, sys.argv[1])
-            from conftest import LONG_S, Bench
+            from tests.ingest.conftest import LONG_S, Bench
 
             bench = Bench(Path(sys.argv[2]))
             emitter = bench.emitter(bench.log())
@@ -147,7 +147,7 @@ class TestFaults:
             bench.close()
             """
         code = textwrap.dedent(script)
-        command = [sys.executable, "-c", code, str(Path(__file__).parent), str(tmp_path)]
+        command = [sys.executable, "-c", code, str(Path(__file__).parents[2]), str(tmp_path)]
         child = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert child.returncode == 0, child.stderr
 

@@ -11,7 +11,8 @@ import pytest
 from draftkeep.errors import LogFullError, StoreError
 from draftkeep.ingest.group_writer import GroupWriter
 from draftkeep.ingest.sqlite_log import SqliteLog
-from tests.ingest.conftest import Clock, run_child
+from tests.clock import Clock
+from tests.ingest.conftest import run_child
 
 EVERYTHING = (10**6, 10**9)
 MIB = 2**20

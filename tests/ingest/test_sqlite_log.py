@@ -8,7 +8,8 @@ import pytest
 from draftkeep.errors import StoreError
 from draftkeep.ingest import buckets
 from draftkeep.ingest.sqlite_log import SqliteLog
-from tests.ingest.conftest import Clock, run_child
+from tests.clock import Clock
+from tests.ingest.conftest import run_child
 
 EVERYTHING = (10**6, 10**9)
 

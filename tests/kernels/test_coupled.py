@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from draftkeep.errors import ModelError
-from draftkeep.kernels.coupled import verify
+from draftkeep.kernels.coupled import verify_coupled
 from draftkeep.kernels.draw import choose
 from draftkeep.kernels.noise import gumbel
 from draftkeep.kernels.outcome import Verified, is_end
@@ -39,7 +39,7 @@ def _step(
     sampling: Sampling, prompt: list[int], output: list[int], drafts: list[int], seed: int
 ) -> Verified:
     lasts = [[*prompt, *output][-1], *drafts]
-    return verify(
+    return verify_coupled(
         np.stack([_logits(last) for last in lasts]),
         drafts,
         sampling,
@@ -93,7 +93,7 @@ def _no_noise(index: int) -> NDArray[np.float64]:
 
 def _greedy(drafts: list[int], truth: list[int], **values: object) -> Verified:
     sampling = Sampling(temperature=0.0, **values)  # type: ignore[arg-type]
-    return verify(
+    return verify_coupled(
         _greedy_rows(*truth), drafts, sampling, prompt_ids=[0], output_ids=[], noise=_no_noise
     )
 
@@ -134,7 +134,7 @@ def test_penalties_see_accepted_drafts() -> None:
     rows = _greedy_rows(4, 4, 4)
     rows[1, 7] = 0.5
     sampling = Sampling(temperature=0.0, frequency_penalty=1.5)
-    done = verify(rows, [4, 4], sampling, prompt_ids=[], output_ids=[], noise=_no_noise)
+    done = verify_coupled(rows, [4, 4], sampling, prompt_ids=[], output_ids=[], noise=_no_noise)
     assert done == Verified(tokens=(4, 7), accepted=1, tested=2)
 
 
@@ -151,7 +151,9 @@ def test_noise_is_asked_once_for_each_row_reached() -> None:
         return np.zeros(_VOCAB)
 
     rows = _greedy_rows(4, 5, 6, 7)
-    done = verify(rows, [4, 9, 6], Sampling(), prompt_ids=[], output_ids=[1, 1], noise=noise)
+    done = verify_coupled(
+        rows, [4, 9, 6], Sampling(), prompt_ids=[], output_ids=[1, 1], noise=noise
+    )
     assert done.tokens == (4, 5)
     assert asked == [2, 3]
 
@@ -166,7 +168,7 @@ def test_nan_logits_are_refused() -> None:
     rows[0, 2] = np.nan
     for temperature in (0.0, 1.0):
         with pytest.raises(ModelError, match="expected"):
-            verify(
+            verify_coupled(
                 rows,
                 [],
                 Sampling(temperature=temperature),
@@ -174,6 +176,22 @@ def test_nan_logits_are_refused() -> None:
                 output_ids=[],
                 noise=lambda index: np.zeros(_VOCAB),
             )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_that_no_draft_reaches_may_hold_anything(temperature: float) -> None:
+    """Without the draft nobody would have looked there."""
+    rows = _greedy_rows(4, 5, 6) * 100
+    rows[2] = np.nan
+    done = verify_coupled(
+        rows,
+        [4, 9],
+        Sampling(temperature=temperature),
+        prompt_ids=[],
+        output_ids=[],
+        noise=lambda index: np.zeros(_VOCAB),
+    )
+    assert (done.tokens, done.accepted) == ((4, 5), 1)
 
 
 def test_rows_that_do_not_fit_are_refused() -> None:

@@ -123,7 +123,8 @@ class Rule:
         logits_WV = TARGET_VV[lasts]
         if self.name == "coupled":
             noise = lambda index: GumbelRow(seed, 0, index, VOCAB)  # noqa: E731
-            return coupled.verify(logits_WV, drafts, sampling, noise=noise, **arguments).tokens
+            rule = coupled.verify_coupled
+            return rule(logits_WV, drafts, sampling, noise=noise, **arguments).tokens
         return rejection.verify_rejection(
             logits_WV,
             drafts,

@@ -9,7 +9,7 @@ import pytest
 
 from draftkeep.serve.engine.engine import Engine
 from draftkeep.serve.engine_thread import EngineThread
-from tests.serve.conftest import Clock
+from tests.clock import Clock
 
 STALL_S = 60.0
 

@@ -10,41 +10,62 @@ import sqlalchemy as sa
 
 from draftkeep.config import RetentionConfig
 from draftkeep.errors import StoreError
+from draftkeep.ingest.trace import Provenance
 from draftkeep.policies.keyring import Keyring
 from draftkeep.serve.capture import Capture
 from draftkeep.serve.drops import DropReporter
 from draftkeep.serve.housekeeping import Housekeeper
 from draftkeep.store.catalog import Catalog
-from draftkeep.store.schema import drops
-from tests.serve.conftest import Clock
+from draftkeep.store.schema import drops, periods
+from tests.clock import Clock
 
 TTL_S = 400
+PROVENANCE = Provenance(
+    tenant="acme",
+    subject=None,
+    response_id=bytes(16),
+    domain="sql",
+    consent=0,
+    policy_version=1,
+    created_s=0,
+    target=bytes(32),
+    tokenizer=bytes(32),
+)
 
 
 class House:
-    """A keyring with one period, a catalog, one dropped trace, and a housekeeper over them."""
+    """A keyring with one period, a catalog, one trace lost and one declined, and a housekeeper
+    over them."""
 
     def __init__(self, directory: Path, clock: Clock) -> None:
         self.clock = clock
+        self.looks: list[float] = []
         retention = RetentionConfig(period_s=100, ttl_s=TTL_S)
         self.keyring = Keyring.open(directory / "keys", retention=retention, clock=clock)
         self.catalog = Catalog.open(directory / "catalog.db")
-        self._period_id = self.keyring.ensure_period("acme", clock()).period_id
+        self.period_id = self.keyring.ensure_period("acme", clock()).period_id
         capture = Capture(
             None, context_tokens=8, chat_template_hash=bytes(32), on_problem=lambda *_: None
         )
-        capture.refused("never")
+        assert capture.admit(PROVENANCE) is None
+        capture.decline("never")
         self.housekeeper = Housekeeper(
             DropReporter(capture, self.catalog, node="node-1", clock=clock),
             None,
             self.keyring,
+            self.catalog,
+            look=lambda: self.looks.append(clock()),
             clock=clock,
             every_s=0.01,
         )
 
     @property
     def holds_key(self) -> bool:
-        return self.keyring.period(self._period_id) is not None
+        return self.keyring.period(self.period_id) is not None
+
+    def published(self) -> list[bytes]:
+        with self.catalog.read() as connection:
+            return list(connection.scalars(sa.select(periods.c.period_id)))
 
     def reported(self) -> dict[str, int]:
         with self.catalog.read() as connection:
@@ -71,7 +92,14 @@ def test_a_round_destroys_what_is_past_its_deadline_and_reports_drops(house: Hou
     house.clock.now_s += TTL_S
     house.housekeeper.keep()
     assert not house.holds_key
-    assert house.reported() == {"never": 1}
+    assert house.reported() == {"unavailable": 1}
+
+
+def test_a_round_publishes_deadlines_and_looks_at_the_engine(house: House) -> None:
+    assert house.published() == []
+    house.housekeeper.keep()
+    assert house.published() == [house.period_id]
+    assert house.looks == [house.clock.now_s]
 
 
 def failing(*_: object) -> int:
@@ -86,7 +114,7 @@ def test_a_chore_that_fails_is_said_keeps_no_other_and_is_tried_again(
         broken.setattr(house.keyring, "destroy_expired", failing)
         house.housekeeper.keep()
     assert house.holds_key
-    assert house.reported() == {"never": 1}
+    assert house.reported() == {"unavailable": 1}
     assert caplog.messages == [
         "destroying expired keys failed and is tried again: the keyring is locked; try again"
     ]

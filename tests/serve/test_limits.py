@@ -11,16 +11,9 @@ from hypothesis import strategies as st
 from draftkeep.config import LimitsConfig
 from draftkeep.errors import BusyError, InputError
 from draftkeep.serve.limits import Limits, Ticket
+from tests.clock import Clock
 
 MINUTE_S = 60.0
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def limits(clock: Callable[[], float], **tenants: LimitsConfig) -> Limits:
@@ -116,31 +109,31 @@ def refusal_s(under: Limits, tokens: int) -> float | None:
     return None
 
 
-@given(ACTIONS)
+@given(ACTIONS, st.integers(2, 100))
 def test_a_peek_says_what_the_shortest_request_would_be_told(
-    actions: list[tuple[str, float]],
+    actions: list[tuple[str, float]], tokens: int
 ) -> None:
     limit = LimitsConfig(tokens_per_minute=100, requests_per_minute=10, concurrent=5)
     _, _, under = play(actions, limit)
     before = under.usage()["acme"]
     told = None
     try:
-        under.peek("acme", choices=1)
+        under.peek("acme", choices=1, tokens=tokens)
     except BusyError as busy:
         told = busy.retry_after_s
     refused = before["refused"] + (told is not None)
     assert under.usage()["acme"] == before | {"refused": refused}
-    assert refusal_s(under, 2) == told
+    assert refusal_s(under, tokens) == told
 
 
 @pytest.mark.parametrize(("choices", "fits"), [(3, True), (4, False), (10, False)])
 def test_a_peek_refuses_what_is_too_much_by_itself(choices: int, fits: bool) -> None:
     under = limits(Clock(), acme=LimitsConfig(tokens_per_minute=10, concurrent=3))
     if fits:
-        under.peek("acme", choices=choices)
+        under.peek("acme", choices=choices, tokens=choices + 1)
         return
     with pytest.raises(InputError):
-        under.peek("acme", choices=choices)
+        under.peek("acme", choices=choices, tokens=choices + 1)
     with pytest.raises(InputError):
         under.enter("acme", choices=choices, tokens=choices + 1)
 

@@ -15,7 +15,7 @@ from draftkeep.serve.engine.request import RowStep, StepReport
 from draftkeep.serve.exposition import Exposition
 from draftkeep.serve.metrics import MAX_DRAFTERS, Histogram, Metrics, token_buckets
 from draftkeep.serve.stats import NodeStats
-from tests.serve.conftest import Lab
+from tests.serve.lab import Lab
 
 DOMAINS = ("sql", "code")
 NGRAM = hashlib.sha256(b"ngram").digest()
@@ -59,7 +59,7 @@ def idle() -> NodeStats:
         engine=replace(engine, speculation=replace(engine.speculation, est_speedup=float("nan"))),
         groups={},
         tenants={},
-        capture=CaptureStats(acknowledged=0, drops={}, pending=0, cut=0),
+        capture=CaptureStats(acknowledged=0, declined={}, drops={}, pending=0, cut=0),
     )
 
 
@@ -243,6 +243,7 @@ def test_a_histogram_holds_what_is_at_most_its_bound(values: list[float]) -> Non
         ("engine", {"kv_used_share": 0.5}, "vllm:kv_cache_usage_perc", 0.5),
         ("engine", {"drafter_lost": b"x"}, "draftkeep_drafter_lost", 1),
         ("speculation", {"lookahead": 4}, "draftkeep_speculation_on", 1),
+        ("capture", {"declined": {"never": 4}}, "draftkeep_capture_declined_total", 4),
         ("capture", {"drops": {"log_full": 7}}, "draftkeep_capture_dropped_total", 7),
         ("capture", {"cut": 5}, "draftkeep_capture_cut_total", 5),
     ],

@@ -1,5 +1,6 @@
 """What is captured is what the target computed, position by position, and only where allowed."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,10 +9,11 @@ import pytest
 import torch
 
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.kernels.topk import TopKLse, topk_lse
-from draftkeep.serve.engine import record
+from draftkeep.kernels.topk import TopKLse
+from draftkeep.serve.engine import recorder
 from draftkeep.serve.engine.ngram import NgramDrafter
 from draftkeep.serve.engine.request import Finished, How
+from draftkeep.serve.engine.spans import Span, look_through
 
 K = 8
 
@@ -151,13 +153,15 @@ class Topk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, told: list[str]) -> None:
         self.fails = False
         self._told = told
-        monkeypatch.setattr(record, "topk_lse", self)
+        monkeypatch.setattr(recorder, "look_through", self)
 
-    def __call__(self, logits_NV: torch.Tensor, k: int) -> TopKLse:
+    def __call__(
+        self, logits_NV: torch.Tensor, spans: Sequence[Span], k: int
+    ) -> tuple[torch.Tensor, list[Span], TopKLse]:
         self._told.append("capture")
         if self.fails:
             raise MemoryError
-        return topk_lse(logits_NV, k)
+        return look_through(logits_NV, spans, k)
 
 
 @pytest.mark.parametrize("drafter", ["none", "noisy"])

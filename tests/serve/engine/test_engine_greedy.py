@@ -6,26 +6,14 @@ import pytest
 import torch
 
 from draftkeep.serve.passes.packed import PackedLinear
+from tests.serve.lab import generated
 
 LENGTHS = (1, 3, 40, 2, 17, 5, 29, 8)
 
 
-def _generated(lab: Any, prompt: Any, tokens: Any) -> Any:
-    ids = torch.tensor([prompt])
-    with torch.inference_mode():
-        out = lab.target().generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=tokens,
-            pad_token_id=0,
-        )
-    return out[0, len(prompt) :].tolist()
-
-
 @pytest.fixture(scope="module")
 def expected(lab: Any) -> Any:
-    return [_generated(lab, prompt, 12) for prompt in lab.prompts(LENGTHS)]
+    return [generated(lab.target(), prompt, 12) for prompt in lab.prompts(LENGTHS)]
 
 
 @pytest.mark.parametrize("kind", ["none", "copy", "random", "constant", "noisy", "trimmed"])
@@ -74,8 +62,8 @@ def test_long_prompts_are_read_in_pieces(lab: Any) -> None:
     reply = lab.request("a", prompt, max_tokens=8)
     short = lab.request("b", prompt[:4], max_tokens=8)
     lab.run(engine, [reply, short])
-    lab.assert_same(reply, _generated(lab, prompt, 8))
-    lab.assert_same(short, _generated(lab, prompt[:4], 8))
+    lab.assert_same(reply, generated(lab.target(), prompt, 8))
+    lab.assert_same(short, generated(lab.target(), prompt[:4], 8))
 
 
 def test_a_slot_serves_one_request_after_another(lab: Any, expected: Any) -> None:

@@ -12,6 +12,7 @@ from draftkeep.errors import ModelError, UnavailableError
 from draftkeep.kernels.sampling import Sampling
 from draftkeep.serve.engine.drafting import DraftModel
 from draftkeep.serve.engine.model_drafter import ModelDrafter
+from draftkeep.serve.engine.ngram import NgramDrafter
 from draftkeep.serve.engine.request import Finish, Finished
 
 PROMPT = (3, 9, 4)
@@ -145,6 +146,24 @@ def test_a_failing_drafter_costs_speed_alone(lab: Any, alone: Any, monkeypatch: 
     assert engine.stats().drafter == digest
 
 
+def test_a_failing_floor_does_not_hide_which_drafter_was_lost(lab: Any, monkeypatch: Any) -> None:
+    engine = lab.engine(floor=NgramDrafter(2, 1))
+    drafter = lab.drafter("copy")
+    engine.swap(drafter)
+    reply = lab.request("a", (5, 6, 5, 6, 5), max_tokens=20)
+    engine.submit(reply.request)
+    engine.step()
+
+    def failing(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(ModelDrafter, "propose", failing)
+    monkeypatch.setattr(NgramDrafter, "propose", failing)
+    lab.run(engine, [])
+    assert engine.stats().drafter_failed == 2
+    assert (engine.stats().drafter, engine.stats().drafter_lost) == (b"", drafter.digest)
+
+
 def test_a_failing_capture_costs_the_capture_alone(lab: Any, alone: Any, monkeypatch: Any) -> None:
     finished: list[Finished] = []
     problems = Problems()
@@ -155,7 +174,7 @@ def test_a_failing_capture_costs_the_capture_alone(lab: Any, alone: Any, monkeyp
     def failing(*_: Any, **__: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("draftkeep.serve.engine.record.topk_lse", failing)
+    monkeypatch.setattr("draftkeep.serve.engine.recorder.look_through", failing)
     reply = lab.request("a", PROMPT, max_tokens=20)
     lab.run(engine, [reply])
     lab.assert_same(reply, alone)

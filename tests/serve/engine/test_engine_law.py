@@ -15,7 +15,7 @@ import torch
 from scipy import stats
 
 from draftkeep.kernels import rejection
-from draftkeep.kernels.coupled import verify
+from draftkeep.kernels.coupled import verify_coupled
 from draftkeep.kernels.draw import choose
 from draftkeep.kernels.noise import GumbelRow, uniform
 from draftkeep.kernels.outcome import Verified
@@ -135,7 +135,7 @@ def test_an_unrelated_drafter_changes_nothing(lab: Any) -> None:
 
 def _drafts_are_emitted(logits_WV: Any, drafts: Any, sampling: Any, **kwargs: Any) -> Any:
     """q in place of p: every draft is taken as it is."""
-    fair = verify(logits_WV[-1:], [], sampling, **(kwargs | _later(kwargs, drafts)))
+    fair = verify_coupled(logits_WV[-1:], [], sampling, **(kwargs | _later(kwargs, drafts)))
     return Verified(tokens=(*drafts, *fair.tokens), accepted=len(drafts), tested=len(drafts))
 
 
@@ -145,7 +145,7 @@ def _later(kwargs: Any, drafts: Any) -> Any:
 
 def _hot(logits_WV: Any, drafts: Any, sampling: Any, **kwargs: Any) -> Any:
     """The temperature is forgotten by the target."""
-    return verify(logits_WV, drafts, Sampling(), **kwargs)
+    return verify_coupled(logits_WV, drafts, Sampling(), **kwargs)
 
 
 def _ratio_without_residual(
@@ -155,7 +155,7 @@ def _ratio_without_residual(
     tokens = []
     for row, logits_V in enumerate(logits_WV):
         scores_V = process(logits_V, sampling, prompt_ids=prompt_ids, output_ids=output_ids)
-        noise_V = noise(len(output_ids) + row).all()
+        noise_V = noise(len(output_ids) + row).at(np.arange(len(scores_V)))
         p_V = np.exp(scores_V) / np.exp(scores_V).sum()
         coin = np.exp(-np.exp(-noise_V[0]))
         if row < len(drafts) and coin < p_V[drafts[row]] * 1.5:
@@ -173,11 +173,11 @@ def _same_noise_twice(seed: Any, choice: Any, index: Any, vocab: Any) -> Any:
 
 
 BUGS = {
-    "drafts emitted": (verification, "verify", _drafts_are_emitted, "random", "t0.5"),
-    "temperature forgotten": (verification, "verify", _hot, "noisy", "t0.5"),
+    "drafts emitted": (verification, "verify_coupled", _drafts_are_emitted, "random", "t0.5"),
+    "temperature forgotten": (verification, "verify_coupled", _hot, "noisy", "t0.5"),
     "ratio test without residual": (
         verification,
-        "verify",
+        "verify_coupled",
         _ratio_without_residual,
         "random",
         "t0.5",

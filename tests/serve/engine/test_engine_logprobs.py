@@ -8,7 +8,7 @@ import torch
 
 from draftkeep.errors import InputError, ModelError
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.serve.engine import record
+from draftkeep.serve.engine import recorder
 from draftkeep.serve.engine.request import Finished, How
 
 PROMPT = (35, 40, 5, 46)
@@ -94,10 +94,10 @@ def test_what_is_captured_does_not_depend_on_them(lab: Any, capture_k: Any, aske
 
 
 def test_a_lost_capture_does_not_lose_them(lab: Any, monkeypatch: Any) -> None:
-    def failing(logits_NV: Any, k: Any) -> Any:
+    def failing(*arguments: Any) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(record, "topk_lse", failing)
+    monkeypatch.setattr(recorder, "look_through", failing)
     finished: list[Finished] = []
     engine = lab.engine(drafter="noisy", capture_k=8, on_finish=finished.append)
     for number in range(5):

@@ -12,9 +12,9 @@ from draftkeep.kernels.sampling import Sampling
 from draftkeep.serve.engine.drafting import DraftModel
 from draftkeep.serve.engine.engine import Engine
 from draftkeep.serve.engine.lookahead import Speculation
+from tests.serve.lab import NEAR_TIE, generated
 
 VOCAB, TOKENS, LENGTHS = 61, 12, (1, 9, 30, 4, 17)
-NEAR_TIE = 1e-3
 # Untyped in transformers.
 CAUSAL: Any = tr.AutoModelForCausalLM
 SEQ2SEQ: Any = tr.AutoModelForSeq2SeqLM
@@ -80,19 +80,6 @@ def _model(config: Any, seed: int = 0) -> Any:
     return model.eval()
 
 
-def _generated(model: Any, prompt: Any) -> Any:
-    ids = torch.tensor([prompt])
-    with torch.inference_mode():
-        out = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=TOKENS,
-            pad_token_id=0,
-        )
-    return out[0, len(prompt) :].tolist()
-
-
 def _engine(model: Any, *, slots: Any = 3, **options: Any) -> Any:
     return Engine(
         model,
@@ -128,7 +115,7 @@ def family(request: Any, lab: Any) -> Any:
         for weight in near.parameters():
             weight.add_(torch.randn_like(weight), alpha=0.03)
     prompts = lab.prompts(LENGTHS, VOCAB)
-    expected = [_generated(model, prompt) for prompt in prompts]
+    expected = [generated(model, prompt, TOKENS) for prompt in prompts]
     assert len({token for tokens in expected for token in tokens}) > 8
     return model, near, prompts, expected
 

@@ -18,12 +18,12 @@ from draftkeep.kernels.sampling import Sampling
 from draftkeep.serve.engine.drafting import DraftModel
 from draftkeep.serve.engine.engine import Engine
 from draftkeep.serve.engine.lookahead import Speculation
-from draftkeep.serve.engine.row import Row
 from draftkeep.store.drafter import cold_drafter
 from draftkeep.store.models import TargetModel, load_target
+from tests.serve.lab import NEAR_TIE
+from tests.serve.script import Script
 
 PROMPTS, TOKENS = 20, 48
-NEAR_TIE = 1e-3
 
 # Where nobody watches the skips a missing model must fail.
 pytestmark = pytest.mark.skipif(
@@ -153,26 +153,12 @@ def test_alone_without_drafts(
     _assert_equal(target, _run(lab, engine, prompts, alone=True, tokens=24), expected)
 
 
-class _Script:
-    """Proposes what transformers wrote, with every seventh output token wrong.
+def _nearly_right(tokens: list[int]) -> list[int]:
+    """What transformers wrote, with every seventh token wrong.
 
     A drafter that is nearly always right makes one row at a time affordable for all prompts.
     """
-
-    digest = b"script"
-    forward_s = 0.0
-
-    def __init__(self, expected: list[list[int]]) -> None:
-        self._expected = expected
-
-    def room(self, row: Row) -> int:
-        return row.remaining
-
-    def propose(self, rows: Sequence[Row], counts: Sequence[int], timed: object) -> None:
-        for row, count in zip(rows, counts, strict=True):
-            script = self._expected[int(row.request.request_id)]
-            for at in range(row.output_len, row.output_len + count):
-                row.drafts.append(script[at] if at % 7 else (script[at] + 1) % 1000)
+    return [token if at % 7 else (token + 1) % 1000 for at, token in enumerate(tokens)]
 
 
 def test_alone_with_drafts(
@@ -184,7 +170,8 @@ def test_alone_with_drafts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # The one engine of the real model is everybody's: this drafter is for one test alone.
-    monkeypatch.setattr(engine._speculator, "drafter", _Script(expected))
+    script = Script({str(i): _nearly_right(tokens) for i, tokens in enumerate(expected)})
+    monkeypatch.setattr(engine._speculator, "drafter", script)
     engine.set_speculation(Speculation(mode="fixed", lookahead=8))
     replies = _run(lab, engine, prompts, alone=True)
     engine.set_speculation(Speculation(mode="fixed", lookahead=2))

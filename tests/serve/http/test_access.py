@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.serve.http.conftest import ADMIN_KEY, API_KEYS, bearer, sha256
+from tests.serve.station import ADMIN_KEY, API_KEYS, bearer, sha256
 
 KEYS = {
     "everything": ["chat", "completions", "metrics"],

@@ -66,7 +66,13 @@ def test_stats_count_by_domain_and_only_by_configured_ones(stations: Callable[..
     assert stats["drafter"] is None
     assert stats["speculation"]["reason"] == "no drafter"
     assert set(stats["speculation"]) >= {"mode", "lookahead", "reason", "est_speedup"}
-    assert stats["capture"] == {"acknowledged": 4, "drops": {}, "pending": 0, "cut": 0}
+    assert stats["capture"] == {
+        "acknowledged": 4,
+        "declined": {},
+        "drops": {},
+        "pending": 0,
+        "cut": 0,
+    }
     assert set(stats["engine"]) >= {field.name for field in fields(Totals)}
     assert (stats["engine"]["finished"], stats["engine"]["output_tokens"]) == (4, 16)
     assert (stats["engine"]["row_steps"], stats["engine"]["slots"]) == (16, 4)

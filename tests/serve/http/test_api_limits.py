@@ -6,26 +6,20 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from draftkeep.config import LimitsConfig
+from draftkeep.serve.http.prompting import fewest_tokens
 from draftkeep.serve.limits import Limits
-from tests.serve.http.conftest import API_KEYS, bearer, sha256
+from tests.clock import Clock
+from tests.serve.station import API_KEYS, bearer, sha256
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "How many?"}]},
     COMPLETIONS: {"prompt": "How many?"},
 }
-
-
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class CountingTokenizer:
@@ -110,3 +104,33 @@ def test_a_key_is_checked_without_a_thread(station: Any, monkeypatch: pytest.Mon
     headers = bearer(API_KEYS["acme"])
     assert station.http.get("/v1/models", headers=headers).status_code == 200
     assert station.http.get("/v1/models", headers=bearer("wrong")).status_code == 401
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_a_long_answer_is_told_how_long_to_wait_before_its_prompt_is_read(
+    stations: Callable[..., Any], path: str
+) -> None:
+    """A wait for a single token would send the client back far too early."""
+    station, tokenizer = limited(stations, Clock(), tokens_per_minute=600)
+    station.node.limits.enter("acme", choices=1, tokens=600)
+    response = ask(station, path, max_tokens=99)
+    assert response.status_code == 429
+    assert int(response.headers["retry-after"]) == 10
+    assert tokenizer.prompts == 0
+
+
+@given(
+    max_context=st.integers(2, 40),
+    choices=st.integers(1, 5),
+    bound=st.none() | st.integers(1, 50),
+    data=st.data(),
+)
+def test_no_prompt_is_counted_as_fewer_tokens_than_the_first_look_asks_for(
+    max_context: int, choices: int, bound: int | None, data: st.DataObject
+) -> None:
+    fewest = fewest_tokens(choices, bound, max_context=max_context)
+    prompt = data.draw(st.integers(1, max_context - 1))
+    room = max_context - prompt
+    # Without a bound of the client's the tenant's limit may leave each answer one token.
+    cap = 1 if bound is None else min(bound, room)
+    assert fewest <= prompt + choices * cap

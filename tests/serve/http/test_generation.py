@@ -8,10 +8,10 @@ import httpx
 import pytest
 
 from draftkeep.serve.engine.request import Emission
-from draftkeep.serve.http import answering
+from draftkeep.serve.http import submitting
 from draftkeep.serve.http.choice_text import ChoiceText
 from draftkeep.serve.http.generation import Generation
-from tests.serve.http.conftest import API_KEYS, bearer
+from tests.serve.station import API_KEYS, bearer
 
 BODY = {"model": "tiny", "prompt": "How many?", "max_tokens": 4, "n": 3}
 
@@ -39,14 +39,14 @@ def test_a_request_that_fails_before_it_starts_leaves_nothing_pending(
     stations: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, broken: str, at: int
 ) -> None:
     station = stations()
-    real, calls = getattr(answering, broken), iter(range(10))
+    real, calls = getattr(submitting, broken), iter(range(10))
 
     def failing(*arguments: Any, **named: Any) -> Any:
         if next(calls) == at:
             raise MemoryError
         return real(*arguments, **named)
 
-    monkeypatch.setattr(answering, broken, failing)
+    monkeypatch.setattr(submitting, broken, failing)
     # Over a connection of its own: the server closes one on which it met the unexpected.
     url, headers = f"{station.url}/v1/completions", bearer(API_KEYS["acme"])
     assert httpx.post(url, json=BODY, headers=headers, trust_env=False).status_code == 500

@@ -1,5 +1,7 @@
 """The probes: alive, ready, draining, dead, and not loaded yet."""
 
+import asyncio
+import json
 import logging
 import os
 import socket
@@ -14,7 +16,8 @@ import httpx
 import pytest
 
 import draftkeep
-from tests.serve.http.conftest import API_KEYS, bearer, wait_for
+from draftkeep.serve.http.app import build_app
+from tests.serve.station import API_KEYS, bearer, wait_for
 
 COMPLETION = {"model": "tiny", "prompt": "How many?", "max_tokens": 5, "ignore_eos": True}
 
@@ -42,6 +45,7 @@ def test_a_draining_node_finishes_what_it_has_and_takes_nothing(
     assert gate.waiting.wait(60)
     station.node.drain()
     assert probes(station.http) == (200, 200, 503)
+    assert int(station.http.get("/readyz").headers["retry-after"]) >= 1
     refused = station.post("/v1/completions", COMPLETION)
     assert refused.status_code == 503
     assert int(refused.headers["retry-after"]) >= 1
@@ -127,3 +131,36 @@ def test_a_node_that_is_being_loaded_says_so(tmp_path: Path) -> None:
 def _listening(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_request_that_came_during_the_loading_is_told_so_to_its_end(station: Any) -> None:
+    """Its body arrives when the node is there; nothing was set up for it when it came."""
+    app = build_app()
+    sent: list[dict[str, Any]] = []
+    body = json.dumps(COMPLETION).encode()
+    headers = {**bearer(API_KEYS["acme"]), "content-type": "application/json"}
+
+    async def receive() -> dict[str, Any]:
+        app.state.node = station.node
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": "/v1/completions",
+        "raw_path": b"/v1/completions",
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 2),
+    }
+    asyncio.run(app(scope, receive, send))
+    assert sent[0]["status"] == 503
+    assert b"being loaded" in sent[1]["body"]

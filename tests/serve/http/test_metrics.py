@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.serve.http.conftest import ADMIN_KEY, bearer
+from tests.serve.station import ADMIN_KEY, bearer
 
 DOCS = Path(__file__).parents[3] / "docs"
 DASHBOARD = json.loads((DOCS / "grafana" / "draftkeep.json").read_text())
@@ -36,12 +36,14 @@ def total(found: dict[str, Any], name: str, **labels: str) -> float:
 
 @pytest.fixture
 def served(stations: Callable[..., Any], publish: Callable[..., bytes]) -> Any:
-    """A node that drafted, swapped, captured, dropped, refused and answered."""
+    """A node that drafted, swapped, captured, dropped, declined, refused and answered."""
     station = stations(serve={"floor": "ngram"})
     station.chat(max_tokens=12, ignore_eos=True, metadata={"domain": "sql"})
     station.chat(max_tokens=5, ignore_eos=True, tenant="open")
     station.node.registry.set_channel("everyone", "stable", publish(station, vocab=512), at_s=0.0)
     station.node.follower.poll()
+    assert station.capture_stats()["acknowledged"] == 1
+    station.node._outbox.emitter.close(60)
     station.chat(max_tokens=20, ignore_eos=True, metadata={"domain": "sql"})
     other = {"model": "other", "messages": [{"role": "user", "content": "How many?"}]}
     station.post("/v1/chat/completions", other)
@@ -66,8 +68,9 @@ def test_a_served_node_counts_what_it_did(served: Any) -> None:
     assert total(found, "draftkeep_drafter_steps") == stats.row_steps
     assert total(found, "vllm:request_success", finished_reason="length") == 3
     assert total(found, "draftkeep_drafter_swaps") <= 1
-    assert total(found, "draftkeep_capture_acknowledged") == 2
-    assert total(found, "draftkeep_capture_dropped", reason="never") == 1
+    assert total(found, "draftkeep_capture_acknowledged") == 1
+    assert total(found, "draftkeep_capture_dropped", reason="closed") == 1
+    assert total(found, "draftkeep_capture_declined", reason="never") == 1
     chat = "/v1/chat/completions"
     assert total(found, "draftkeep_http_responses", route=chat, status="200") == 3
     assert total(found, "draftkeep_http_responses", route=chat, status="404") == 1

@@ -8,7 +8,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from draftkeep.serve.passes.graphs import FixedPasses
+from draftkeep.config import MAX_LOOKAHEAD
+from draftkeep.serve.passes.graphs import WIDTHS, FixedPasses
 from draftkeep.serve.passes.rectangle import Segment
 from draftkeep.serve.passes.runner import ModelRunner
 from tests.serve.families import build
@@ -38,7 +39,7 @@ def test_a_course_of_passes_leaves_equal_logits_and_equal_caches(pair: Any, data
         segments = []
         for slot in data.draw(st.sets(st.integers(0, SLOTS - 1), min_size=1)):
             start = data.draw(st.integers(0, lengths[slot]))
-            fed = data.draw(st.lists(st.integers(0, 47), min_size=1, max_size=12))
+            fed = data.draw(st.lists(st.integers(0, 47), min_size=1, max_size=20))
             lengths[slot] = start + len(fed)
             want = data.draw(st.integers(0, len(fed)))
             segments.append(Segment(slot=slot, tokens=fed, start=start, want=want))
@@ -87,6 +88,10 @@ def test_few_shapes_occur_and_their_addresses_stay() -> None:
     ]
     assert seen[0][2] == seen[5][2]
     assert passes.run([Segment(slot=0, tokens=[1] * 5, start=0)], 5) is None
+
+
+def test_every_lookahead_that_can_be_configured_has_a_fixed_shape() -> None:
+    assert max(WIDTHS) == 1 + MAX_LOOKAHEAD
 
 
 def test_a_shape_that_cannot_be_prepared_is_reported_and_passes_go_on(

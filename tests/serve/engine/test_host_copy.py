@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftkeep.serve.engine.host_copy import gathered, host_rows
+from draftkeep.serve.engine.host_copy import copied_rows, host_rows
 
 SPANS = st.lists(st.tuples(st.integers(1, 4), st.booleans()), min_size=1, max_size=8)
 
@@ -27,7 +27,7 @@ def test_both_ways_to_the_host_hand_over_the_rows_asked_for(
 ) -> None:
     logits_NV, spans = _asked(widths)
     expected = [logits_NV[span].numpy() for span in spans]
-    for found in (list(host_rows(logits_NV, spans)), list(gathered(logits_NV, spans))):
+    for found in (list(host_rows(logits_NV, spans)), list(copied_rows(logits_NV, spans))):
         assert len(found) == len(expected)
         assert all(map(np.array_equal, found, expected))
 
@@ -39,6 +39,6 @@ def test_on_the_cpu_nothing_is_copied() -> None:
 
 def test_a_copy_holds_no_row_that_was_not_asked_for() -> None:
     logits_NV, spans = _asked([(2, True), (5, False), (3, True)])
-    for one in gathered(logits_NV, spans):
+    for one in copied_rows(logits_NV, spans):
         assert one.base is not None
         assert one.base.size == 5 * 7

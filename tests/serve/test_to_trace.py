@@ -10,9 +10,9 @@ from draftkeep.ingest.codec import decode_body, encode_body
 from draftkeep.ingest.tables import RemapTable, only_identity
 from draftkeep.kernels.processors import log_softmax64, process
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.serve.capture import to_trace
 from draftkeep.serve.engine.ngram import NgramDrafter
 from draftkeep.serve.engine.request import Finished
+from draftkeep.serve.to_trace import to_trace
 
 PROMPT = (5, 6, 7, 5, 6)
 SAMPLED = Sampling(temperature=0.8, top_p=0.9, frequency_penalty=0.3)

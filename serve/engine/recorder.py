@@ -13,12 +13,11 @@ from torch import Tensor
 from draftkeep.breaker import Breaker
 from draftkeep.errors import DraftkeepError
 from draftkeep.kernels.outcome import Verified
-from draftkeep.kernels.topk import topk_lse
 from draftkeep.serve.engine.counters import Counters
 from draftkeep.serve.engine.host_copy import HostCopy
-from draftkeep.serve.engine.places import Place, emitted, gathered, sound
 from draftkeep.serve.engine.request import RejectedBranch
 from draftkeep.serve.engine.row import Row
+from draftkeep.serve.engine.spans import Span, emitted, look_through
 
 # Steps in a row whose capture failed before it pauses.
 _FAILURES = 3
@@ -54,8 +53,8 @@ class Recorder:
         self._on_problem = on_problem
         self._breaker = Breaker(threshold=_FAILURES)
         self._last_error: Exception | None = None
-        self._noted: tuple[Tensor, list[Place], bool] | None = None
-        self._pending: tuple[list[Place], HostCopy] | None = None
+        self._noted: tuple[Tensor, list[Span]] | None = None
+        self._pending: tuple[list[Span], HostCopy] | None = None
 
     def note(
         self, logits_NV: Tensor, rows: Sequence[Row], verdicts: Sequence[Verified | DraftkeepError]
@@ -66,53 +65,52 @@ class Recorder:
         `rows`, one request after another, and must not be written to before the next `note`.
         """
         self.settle()
-        places = [self._extended(place) for place in emitted(rows, verdicts) if place.row.k]
-        if not places:
+        spans = [self._extended(span) for span in emitted(rows, verdicts) if span.row.k]
+        if not spans:
             return
         if self._breaker.wait_s(self._clock()) > 0:
-            self._lose(places)
+            self._lose(spans)
         else:
-            self._noted = (logits_NV, places, sound(verdicts))
+            self._noted = (logits_NV, spans)
 
     def capture(self) -> None:
         """Look through what was noted; on a device this only starts it."""
         if self._noted is None:
             return
-        (logits_NV, places, whole), self._noted = self._noted, None
+        (logits_NV, spans), self._noted = self._noted, None
         try:
-            logits_PV, found = gathered(logits_NV, places, sound=whole)
-            top = topk_lse(logits_PV, self._k)
+            _, found, top = look_through(logits_NV, spans, self._k)
             self._pending = (found, HostCopy((top.ids_NK, top.logprobs_NK, top.tail_N)))
         except Exception as error:
-            self._failed(places, error)
+            self._failed(spans, error)
 
     def settle(self) -> None:
         """Bring everything captured so far into its rows."""
         if self._pending is None:
             return
-        (places, copy), self._pending = self._pending, None
+        (spans, copy), self._pending = self._pending, None
         try:
             ids_PK, logprobs_PK, tail_P = copy.arrays()
-            for place in places:
-                _store(place, ids_PK, logprobs_PK, tail_P)
+            for span in spans:
+                _store(span, ids_PK, logprobs_PK, tail_P)
         except Exception as error:
-            self._failed(places, error)
+            self._failed(spans, error)
         else:
             self._succeeded()
 
-    def _extended(self, place: Place) -> Place:
+    def _extended(self, span: Span) -> Span:
         """With the positions behind a rejected draft, where they are wanted."""
-        if self._branches and place.verdict.tested > place.verdict.accepted:
-            return replace(place, count=len(place.drafts) + 1)
-        return place
+        if self._branches and span.verdict.tested > span.verdict.accepted:
+            return replace(span, count=len(span.drafts) + 1)
+        return span
 
-    def _lose(self, places: Sequence[Place]) -> None:
-        for place in places:
-            place.row.stop_capture()
-        self._counters.add(capture_failed=len(places))
+    def _lose(self, spans: Sequence[Span]) -> None:
+        for span in spans:
+            span.row.stop_capture()
+        self._counters.add(capture_failed=len(spans))
 
-    def _failed(self, places: Sequence[Place], error: Exception) -> None:
-        self._lose(places)
+    def _failed(self, spans: Sequence[Span], error: Exception) -> None:
+        self._lose(spans)
         self._last_error = error
         paused = self._breaker.is_open
         self._breaker.failed(self._clock())
@@ -127,24 +125,24 @@ class Recorder:
 
 
 def _store(
-    place: Place,
+    span: Span,
     ids_PK: NDArray[np.int64],
     logprobs_PK: NDArray[np.float32],
     tail_P: NDArray[np.float32],
 ) -> None:
     """Copy one request's part, emitted positions first, then the rejected branch."""
-    row, verdict, at = place.row, place.verdict, place.output_at
-    part = slice(place.first, place.first + place.count)
+    row, verdict, at = span.row, span.verdict, span.output_at
+    part = slice(span.first, span.first + span.count)
     ids, logprobs, tails = ids_PK[part], logprobs_PK[part], tail_P[part]
     own = len(verdict.tokens)
     row.ids_TK[at : at + own] = ids[:own]
     row.logprobs_TK[at : at + own] = logprobs[:own]
     row.tail_T[at : at + own] = tails[:own]
-    if place.count > own:
+    if span.count > own:
         row.branches.append(
             RejectedBranch(
                 start=at + verdict.accepted,
-                draft_ids_N=np.array(place.drafts[verdict.accepted :], np.int32),
+                draft_ids_N=np.array(span.drafts[verdict.accepted :], np.int32),
                 ids_NK=ids[own:].astype(np.int32),
                 logprobs_NK=logprobs[own:].copy(),
                 tail_N=tails[own:].copy(),

@@ -1,12 +1,10 @@
 """Serving nodes over the toy target, reached over loopback, and a look into what they captured."""
 
-import copy
 import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +21,9 @@ from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.ingest.tables import RemapTable
 from draftkeep.ingest.trace import Trace
 from draftkeep.policies.job_keys import JobKeys
-from draftkeep.policies.signing import SigningKey
 from draftkeep.serve.engine import decode_step, verification
 from draftkeep.serve.http.app import build_app
 from draftkeep.serve.node import Node
-from draftkeep.store.anchors import GATE, publish_anchor
-from draftkeep.store.drafter import cold_drafter, save_drafter
-from draftkeep.store.models import TargetModel, load_target
 from draftkeep.store.nodes import node_public
 
 API_KEYS = {"acme": "key-of-acme", "shy": "key-of-shy", "open": "key-of-open"}
@@ -39,6 +33,18 @@ WAIT_S = 60.0
 
 def sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def slow_log(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """From here on every append to a log waits for this event."""
+    go, append = threading.Event(), SqliteLog.append
+
+    def slow(log: SqliteLog, records: Any) -> int:
+        go.wait()
+        return append(log, records)
+
+    monkeypatch.setattr(SqliteLog, "append", slow)
+    return go
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -191,71 +197,3 @@ def configuration(state_dir: Path, **sections: dict[str, Any]) -> Config:
     data: dict[str, Any] = {"state_dir": state_dir, "tenants": tenants, **sections}
     data["serve"] = serve | sections.get("serve", {})
     return Config.model_validate(data)
-
-
-@pytest.fixture(scope="session")
-def tiny() -> TargetModel:
-    return load_target("tiny")
-
-
-@pytest.fixture(scope="session")
-def fresh_target(tiny: TargetModel) -> Callable[[], TargetModel]:
-    """A copy for one node: a model belongs to its engine."""
-    return lambda: replace(tiny, model=copy.deepcopy(tiny.model))
-
-
-@pytest.fixture
-def stations(
-    tmp_path: Path, fresh_target: Callable[[], TargetModel]
-) -> Iterator[Callable[..., Station]]:
-    """Starts nodes; sections of the configuration by keyword. All are stopped at the end."""
-    started: list[Station] = []
-
-    def start(**sections: Any) -> Station:
-        config = configuration(tmp_path / "state", **sections)
-        station = Station(Node(config, fresh_target()), config)
-        started.append(station)
-        return station
-
-    yield start
-    for station in started:
-        station.stop()
-
-
-@pytest.fixture
-def gate(stations: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[StepGate]:
-    """Holds the engine of every station; opened before they are stopped."""
-    gate = StepGate(monkeypatch)
-    yield gate
-    gate.error = None
-    gate.open()
-
-
-@pytest.fixture(scope="module")
-def station(
-    tmp_path_factory: pytest.TempPathFactory, fresh_target: Callable[[], TargetModel]
-) -> Iterator[Station]:
-    """One node for tests that leave nothing behind but counts."""
-    config = configuration(tmp_path_factory.mktemp("station"))
-    station = Station(Node(config, fresh_target()), config)
-    yield station
-    station.stop()
-
-
-@pytest.fixture
-def publish(tiny: TargetModel) -> Callable[..., bytes]:
-    """Makes, signs and registers a cold drafter of a station's node; returns its digest."""
-
-    def make(
-        station: Station, *, scope: str = "everyone", inputs: Any = (), vocab: int = 128
-    ) -> bytes:
-        config, registry = station.config, station.node.registry
-        gate = SigningKey.load_or_create(config.keys_path / "gate.key")
-        publish_anchor(config.state_dir, GATE, gate.public)
-        drafter = cold_drafter(tiny, layers=1, vocab=vocab)
-        digest = save_drafter(drafter, config.state_dir / "drafters", created_s=0)
-        registry.register(digest, scope=scope, inputs=inputs, at_s=0.0)
-        registry.admit(digest, gate.sign)
-        return digest
-
-    return make

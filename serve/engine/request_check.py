@@ -1,4 +1,4 @@
-"""Admission: what a request must be before the engine queues it."""
+"""What a request must be before the engine queues it."""
 
 from draftkeep.errors import InputError
 from draftkeep.serve.engine.request import Request
@@ -6,7 +6,7 @@ from draftkeep.serve.engine.request import Request
 MAX_TOP_LOGPROBS = 20
 
 
-def check(request: Request, *, vocab: int, max_context: int) -> None:
+def check_request(request: Request, *, vocab: int, max_context: int) -> None:
     """Raises InputError for a prompt that is empty, too long or of foreign ids, for max_tokens
     below 1, for top_logprobs outside 0 to 20 and for a bias of foreign ids."""
     prompt = request.prompt_ids

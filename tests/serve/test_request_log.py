@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from draftkeep.serve.logs import JsonFormatter
-from tests.serve.http.conftest import ADMIN_KEY, API_KEYS, bearer, wait_for
+from tests.serve.station import ADMIN_KEY, API_KEYS, bearer, wait_for
 
 CANARY = "zebra-canary-77"
 CHAT = "/v1/chat/completions"

@@ -175,7 +175,13 @@ def test_the_grace_ends_by_itself_or_at_a_second_signal(
 
 def test_a_full_disk_costs_traces_and_a_signal_costs_nothing(server: Server) -> None:
     before = [server.ask(seed) for seed in range(4)]
-    assert server.capture() == {"acknowledged": 4, "drops": {}, "pending": 0, "cut": 0}
+    assert server.capture() == {
+        "acknowledged": 4,
+        "declined": {},
+        "drops": {},
+        "pending": 0,
+        "cut": 0,
+    }
     server.limit_files(4096)
     assert [server.ask(seed) for seed in range(4)] == before
     stats = server.capture()

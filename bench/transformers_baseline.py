@@ -1,4 +1,4 @@
-"""transformers' own generate as a peer: plain greedy and assisted by the same drafter."""
+"""transformers' own generate, in this process: plain greedy and assisted by the same drafter."""
 
 import time
 from collections.abc import Callable
@@ -30,21 +30,19 @@ class Generated:
     seconds: float
 
 
-class TransformersPeer:
+class TransformersBaseline:
     """Greedy generation on a model of its own, one prompt at a time as assisted needs it."""
 
     def __init__(
         self,
         target: TargetModel,
-        assistant_dir: Path | None,
+        assistant_dir: Path,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._target = target
         self._clock = clock
-        self._assistant: Any = None
-        if assistant_dir is not None:
-            loaded: Any = AutoModelForCausalLM.from_pretrained(assistant_dir, dtype=torch.float32)
-            self._assistant = loaded.eval()
+        loaded: Any = AutoModelForCausalLM.from_pretrained(assistant_dir, dtype=torch.float32)
+        self._assistant = loaded.eval()
 
     def plain(self, prompt: Prompt) -> Generated:
         """Greedy generation by the target alone."""

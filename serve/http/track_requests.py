@@ -1,18 +1,17 @@
-"""CountRequests: what happens to every request before its route and after its answer."""
+"""TrackRequests: what happens to every request before its route and after its answer."""
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from draftkeep.serve.request_log import OTHER, Entry
 
-RETRY_AFTER_S = 5
 
-
-class CountRequests:
+class TrackRequests:
     """ASGI middleware: every request gets an id, a line in the log and a place in the counts.
 
-    The id is in the answer's `x-request-id` and, for the routes, in `request.state.request_id`.
-    Answers of 503 say when to come back. While the node is being loaded that is all.
+    The id is in the answer's `x-request-id` and, for the routes, in `request.state.request_id`; the
+    node, or None while it is being loaded, in `request.state.node`. Requests that come while it is
+    being loaded are not tracked.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -22,13 +21,14 @@ class CountRequests:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        node = scope["app"].state.node
+        # One answer for the whole request, which may outlast the loading.
+        node = scope.setdefault("state", {})["node"] = scope["app"].state.node
         if node is None:
-            await self._app(scope, receive, _patient(send))
+            await self._app(scope, receive, send)
             return
         entry: Entry = node.requests.begin(scope["method"])
-        scope.setdefault("state", {})["request_id"] = entry.request_id
-        later, over = _patient(send), False
+        scope["state"]["request_id"] = entry.request_id
+        over = False
 
         async def watched() -> Message:
             message = await receive()
@@ -40,7 +40,7 @@ class CountRequests:
             if message["type"] == "http.response.start":
                 entry.status = message["status"]
                 MutableHeaders(scope=message)["x-request-id"] = entry.request_id
-            await later(message)
+            await send(message)
             over = message["type"] == "http.response.body" and not message.get("more_body", False)
 
         try:
@@ -55,17 +55,6 @@ class CountRequests:
             entry.tenant = scope["state"].get("tenant")
             node.metrics.http(entry.route, entry.status)
             node.requests.end(entry)
-
-
-def _patient(send: Send) -> Send:
-    """Sends the same, and with every 503 when to come back."""
-
-    async def marked(message: Message) -> None:
-        if message["type"] == "http.response.start" and message["status"] == 503:
-            MutableHeaders(scope=message).setdefault("retry-after", str(RETRY_AFTER_S))
-        await send(message)
-
-    return marked
 
 
 def _route(scope: Scope) -> str:

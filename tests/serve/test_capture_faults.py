@@ -16,6 +16,7 @@ from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.serve import node as node_module
 from draftkeep.serve.sealing import PublishingSealer
 from draftkeep.store.schema import drops
+from tests.serve.station import slow_log
 
 
 def ask(station: Any, count: int = 6) -> list[Any]:
@@ -89,13 +90,7 @@ def test_what_fails_is_counted_and_changes_no_answer(
 def test_a_slow_log_fills_the_queue_and_delays_nobody(
     stations: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, expected: list[Any]
 ) -> None:
-    go, append = threading.Event(), SqliteLog.append
-
-    def slow(self: SqliteLog, records: Any) -> int:
-        go.wait()
-        return append(self, records)
-
-    monkeypatch.setattr(SqliteLog, "append", slow)
+    go = slow_log(monkeypatch)
     station = stations(capture={"queue_traces": 2})
     assert ask(station) == expected
     station.wait_for(lambda: station.node.capture._open == 0)
@@ -153,6 +148,7 @@ def test_unusable_keys_leave_the_node_serving(
     assert ask(station) == expected
     assert station.capture_stats() == {
         "acknowledged": 0,
+        "declined": {},
         "drops": {"unavailable": 6},
         "pending": 0,
         "cut": 0,
@@ -173,9 +169,10 @@ def test_an_unusable_log_leaves_the_node_serving(
     assert station.admin("POST", "/admin/erase", body).json()["traces"] == 0
 
 
-def test_drops_reach_the_catalog_and_a_locked_catalog_loses_none(
+def test_losses_alone_reach_the_catalog_and_a_locked_catalog_loses_none(
     stations: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(Emitter, "offer", failing(RuntimeError("broken")))
     station = stations()
     station.node.housekeeper.stop()
     assert station.node.housekeeper.join(60)
@@ -188,12 +185,15 @@ def test_drops_reach_the_catalog_and_a_locked_catalog_loses_none(
             )
             return {reason: int(count) for reason, count in rows}
 
+    station.chat(max_tokens=1)
     station.chat(max_tokens=1, store=False)
+    assert station.capture_stats()["drops"] == {"emitter_failed": 1}
     with monkeypatch.context() as broken:
         broken.setattr(catalog, "begin", failing(OSError("locked")))
         reporter.report()
     assert stored() == {}
-    station.chat(max_tokens=1, store=False)
+    station.chat(max_tokens=1)
+    assert station.capture_stats()["declined"] == {"store_false": 1}
     reporter.report()
     reporter.report()
-    assert stored() == {"store_false": 2}
+    assert stored() == {"emitter_failed": 2}

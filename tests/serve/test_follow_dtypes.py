@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from draftkeep.serve.follow import ChannelFollower
+from draftkeep.serve.follow import load_draft_model
 from draftkeep.store.models import TargetModel, load_target
 
 # Passes of different width round differently, in bfloat16 by up to a few hundredths of a logit.
@@ -63,8 +63,9 @@ def test_what_is_followed_lies_beside_the_target(
 ) -> None:
     """One embedding tensor for both models where their values agree, in the target's dtype."""
     station = stations(serve={"follow_s": 3600})
-    follower: ChannelFollower = station.node.follower
-    embedding = station.node.target.model.get_input_embeddings().weight
-    model: Any = follower._load(publish(station)).model
+    node, digest = station.node, publish(station)
+    embedding = node.target.model.get_input_embeddings().weight
+    directory = node.registry.path(digest)
+    model: Any = load_draft_model(directory, node.target, gate_public=None).model
     assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
     assert model.get_input_embeddings().weight.data_ptr() == embedding.data_ptr()

@@ -98,7 +98,8 @@ def test_consent_is_honoured(
     fields = {} if store is None else {"store": store}
     station.chat(tenant=tenant, max_tokens=3, **fields)
     stats = station.capture_stats()
-    assert stats["drops"] == ({reason: 1} if reason else {})
+    assert stats["declined"] == ({reason: 1} if reason else {})
+    assert stats["drops"] == {}
     assert [header.tenant for header, _ in station.captured()] == ([] if reason else [tenant])
 
 
@@ -110,7 +111,7 @@ def test_the_sampling_rate_is_honoured(
     for _ in range(12):
         station.chat(max_tokens=1)
     assert len(station.captured()) == kept
-    assert station.capture_stats()["drops"].get("not_sampled", 0) == 12 - kept
+    assert station.capture_stats()["declined"].get("not_sampled", 0) == 12 - kept
 
 
 def test_nothing_is_collected_where_nothing_may_be_kept(
@@ -130,7 +131,8 @@ def test_capture_can_be_switched_off(stations: Callable[..., Any]) -> None:
     station.chat(max_tokens=2, store=True)
     assert station.capture_stats() == {
         "acknowledged": 0,
-        "drops": {"disabled": 1},
+        "declined": {"disabled": 1},
+        "drops": {},
         "pending": 0,
         "cut": 0,
     }

@@ -18,6 +18,7 @@ from draftkeep.serve.node import Node
 from draftkeep.store.models import TargetModel
 from draftkeep.store.nodes import node_public
 from draftkeep.store.periods import load_periods
+from tests.serve.station import slow_log
 
 
 def test_a_model_that_cannot_be_had_refuses_the_start(tmp_path: Path) -> None:
@@ -81,13 +82,7 @@ def test_a_counter_that_fails_costs_no_trace(
 def test_close_delivers_what_waits(
     stations: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go, append = threading.Event(), SqliteLog.append
-
-    def slow(self: SqliteLog, records: Any) -> int:
-        go.wait()
-        return append(self, records)
-
-    monkeypatch.setattr(SqliteLog, "append", slow)
+    go = slow_log(monkeypatch)
     station = stations()
     for _ in range(5):
         station.chat(max_tokens=2)
@@ -161,6 +156,38 @@ def test_a_step_that_does_not_end_leaves_the_files_open(
     waiting.join()
     assert answers[0].status_code == 503
     assert station.node.engine_thread.join(60)
+
+
+def test_what_was_captured_is_delivered_while_a_step_does_not_end(
+    stations: Callable[..., Any], gate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_module, "END_TIMEOUT_S", 0.1)
+    held, append = threading.Event(), SqliteLog.append
+
+    def slow(self: SqliteLog, records: Any) -> int:
+        assert held.wait(60)
+        return append(self, records)
+
+    monkeypatch.setattr(SqliteLog, "append", slow)
+    station = stations()
+    node = station.node
+    gate.allow(1)
+    body = {"model": "tiny", "prompt": "x", "max_tokens": 1}
+    assert station.post("/v1/completions", body).status_code == 200
+    station.wait_for(lambda: node.engine.stats().known == 0)
+    longer = body | {"max_tokens": 100, "ignore_eos": True}
+    waiting = threading.Thread(target=station.post, args=("/v1/completions", longer))
+    waiting.start()
+    assert gate.waiting.wait(60)
+    assert node.capture.stats().acknowledged == 0
+    closing = threading.Thread(target=node.close)
+    closing.start()
+    held.set()
+    closing.join()
+    assert node.capture.stats().acknowledged == 1
+    gate.open()
+    waiting.join()
+    assert node.engine_thread.join(60)
 
 
 def test_deadlines_do_not_wait_for_the_follower(
