@@ -106,6 +106,7 @@ class _Loader(threading.Thread):
 
     def run(self) -> None:
         """Build and start the node; a failure stops the server."""
+        _log.info("loading the model; /readyz is 200 once requests are taken")
         try:
             node = self._node = Node.build(self._config)
             node.start()

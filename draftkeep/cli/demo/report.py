@@ -105,14 +105,17 @@ def _picture(report: dict[str, Any], path: Path) -> None:
     names = list(report["domains"])
     figure, both = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
     for axes, kind, title in (
-        (both[0], "replay", "held-out replay acceptance"),
+        (both[0], "replay", "held-out replay acceptance (none: nothing held out)"),
         (both[1], "live", "accepted over tested drafts, live"),
     ):
         for offset, (when, color) in enumerate((("before", "#b0b7c3"), ("after", "#2f6f9f"))):
-            heights = [report["domains"][name][f"{kind}_{when}"] or 0.0 for name in names]
+            shares = [report["domains"][name][f"{kind}_{when}"] for name in names]
             places = [index + (offset - 0.5) * 0.38 for index in range(len(names))]
+            heights = [share or 0.0 for share in shares]
             bars = axes.bar(places, heights, width=0.36, label=when, color=color)
-            axes.bar_label(bars, fmt="%.2f", padding=2)
+            # No bar at all would look like a share of nothing.
+            labels = ["none" if share is None else f"{share:.2f}" for share in shares]
+            axes.bar_label(bars, labels, padding=2)
         axes.set_xticks(range(len(names)), names)
         axes.set_ylim(0, 1.08)
         axes.set_title(title, fontsize=10)
