@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
 
 from draftkeep.errors import InputError, NotFoundError, UnavailableError
+from draftkeep.policies.tenant import TenantPolicy
 from draftkeep.serve.http.access import ChatTenant, CompletionsTenant, NodeOf, TenantOf
 from draftkeep.serve.http.answering import answer
 from draftkeep.serve.http.openai_types import MAX_TOTAL_CHOICES, ChatRequest, CompletionRequest
@@ -42,9 +43,7 @@ async def model(model_id: str, node: NodeOf, tenant: TenantOf) -> dict[str, Any]
 async def chat(body: ChatRequest, request: Request, node: NodeOf, tenant: ChatTenant) -> Any:
     """Answers to one conversation."""
     _check(node, body)
-    # The prompt of a tenant at its limit is not worth reading.
-    fewest = fewest_tokens(body.choices, body.token_cap, max_context=node.max_context)
-    node.limits.peek(tenant.name, choices=body.choices, tokens=fewest)
+    _peek(node, tenant, body, prompts=1)
     # In a thread: the template and the encoding of a long prompt would hold up every stream.
     ids = await run_in_threadpool(chat_prompt, node.target, body)
     cap = output_cap(ids, body.token_cap, max_context=node.max_context, param="messages")
@@ -64,10 +63,7 @@ async def completions(
             "requests",
             param="prompt",
         )
-    fewest = len(body.prompt) * fewest_tokens(
-        body.choices, body.token_cap, max_context=node.max_context
-    )
-    node.limits.peek(tenant.name, choices=choices, tokens=fewest)
+    _peek(node, tenant, body, prompts=len(body.prompt))
     encoded = await run_in_threadpool(completion_prompts, node.target, body)
     prompts = []
     for ids, text in encoded:
@@ -81,6 +77,14 @@ def _check(node: Node, body: ChatRequest | CompletionRequest) -> None:
     _check_model(node, body.model)
     if not node.ready:
         raise UnavailableError("this node takes no requests at the moment; try again later")
+
+
+def _peek(
+    node: Node, tenant: TenantPolicy, body: ChatRequest | CompletionRequest, *, prompts: int
+) -> None:
+    """Refuse a tenant at its limit, whose prompts are not worth reading."""
+    fewest = fewest_tokens(body.choices, body.token_cap, max_context=node.max_context)
+    node.limits.peek(tenant.name, choices=prompts * body.choices, tokens=prompts * fewest)
 
 
 def _check_model(node: Node, name: str) -> None:

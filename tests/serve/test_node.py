@@ -11,7 +11,6 @@ import pytest
 
 from draftkeep.config import Config
 from draftkeep.errors import ModelError, StoreError
-from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.policies.keyring import Keyring
 from draftkeep.serve import node as node_module
 from draftkeep.serve.node import Node
@@ -19,6 +18,9 @@ from draftkeep.store.models import TargetModel
 from draftkeep.store.nodes import node_public
 from draftkeep.store.periods import load_periods
 from tests.serve.station import slow_log
+
+# A request that is under way until it is told to end.
+LONG = {"model": "tiny", "prompt": "x", "max_tokens": 100, "ignore_eos": True}
 
 
 def test_a_model_that_cannot_be_had_refuses_the_start(tmp_path: Path) -> None:
@@ -95,8 +97,7 @@ def test_close_delivers_what_waits(
 def test_close_tells_requests_under_way(stations: Callable[..., Any], gate: Any) -> None:
     station = stations()
     answers: list[Any] = []
-    body = {"model": "tiny", "prompt": "x", "max_tokens": 100, "ignore_eos": True}
-    waiting = threading.Thread(target=lambda: answers.append(station.post("/v1/completions", body)))
+    waiting = threading.Thread(target=lambda: answers.append(station.post("/v1/completions", LONG)))
     waiting.start()
     assert gate.waiting.wait(60)
     closing = threading.Thread(target=station.node.close)
@@ -113,7 +114,7 @@ def test_close_tells_streams_under_way_what_it_tells_everyone(
 ) -> None:
     station = stations()
     events: list[Any] = []
-    body = {"model": "tiny", "prompt": "x", "max_tokens": 100, "ignore_eos": True, "stream": True}
+    body = LONG | {"stream": True}
     reader = threading.Thread(target=lambda: events.extend(station.stream("/v1/completions", body)))
     reader.start()
     gate.allow(2)
@@ -138,8 +139,7 @@ def test_a_step_that_does_not_end_leaves_the_files_open(
     monkeypatch.setattr(node_module, "END_TIMEOUT_S", 0.1)
     station = stations()
     answers: list[Any] = []
-    body = {"model": "tiny", "prompt": "x", "max_tokens": 100, "ignore_eos": True}
-    waiting = threading.Thread(target=lambda: answers.append(station.post("/v1/completions", body)))
+    waiting = threading.Thread(target=lambda: answers.append(station.post("/v1/completions", LONG)))
     waiting.start()
     assert gate.waiting.wait(60)
     with caplog.at_level(logging.CRITICAL):
@@ -162,27 +162,19 @@ def test_what_was_captured_is_delivered_while_a_step_does_not_end(
     stations: Callable[..., Any], gate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_module, "END_TIMEOUT_S", 0.1)
-    held, append = threading.Event(), SqliteLog.append
-
-    def slow(self: SqliteLog, records: Any) -> int:
-        assert held.wait(60)
-        return append(self, records)
-
-    monkeypatch.setattr(SqliteLog, "append", slow)
+    go = slow_log(monkeypatch)
     station = stations()
     node = station.node
     gate.allow(1)
-    body = {"model": "tiny", "prompt": "x", "max_tokens": 1}
-    assert station.post("/v1/completions", body).status_code == 200
+    assert station.post("/v1/completions", LONG | {"max_tokens": 1}).status_code == 200
     station.wait_for(lambda: node.engine.stats().known == 0)
-    longer = body | {"max_tokens": 100, "ignore_eos": True}
-    waiting = threading.Thread(target=station.post, args=("/v1/completions", longer))
+    waiting = threading.Thread(target=station.post, args=("/v1/completions", LONG))
     waiting.start()
     assert gate.waiting.wait(60)
     assert node.capture.stats().acknowledged == 0
     closing = threading.Thread(target=node.close)
     closing.start()
-    held.set()
+    go.set()
     closing.join()
     assert node.capture.stats().acknowledged == 1
     gate.open()
