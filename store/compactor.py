@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -153,7 +154,7 @@ class Compactor:
             plan = self._plan(candidates, unreadable, now_s)
             files = self._write(plan.stored)
             try:
-                with self._catalog.begin() as connection:
+                with self._catalog.begin(shared=True) as connection:
                     advance(connection, offset, following, now_s, gaps)
                     self._record(connection, plan, files, offset, now_s)
             except sa.exc.IntegrityError:
@@ -219,17 +220,22 @@ class Compactor:
         offset: LogOffset,
         now_s: float,
     ) -> None:
+        rows = []
         for file, items in files:
             require_present(file)
             shard_id = add_shard(connection, file, now_s)
-            connection.execute(sa.insert(trace_ids), [_trace_row(item, shard_id) for item in items])
+            rows += [_trace_row(item, shard_id) for item in items]
+        if rows:
+            # In one order for all: two compactors with the same traces wait, and never in a ring.
+            rows.sort(key=_row_key)
+            connection.execute(sa.insert(trace_ids), rows)
         dead = [item for item in plan.refused if item.reason not in COUNTED_ONLY]
         add_dead_letters(connection, dead, identity=offset.identity, now_s=now_s)
         counted = Counter(str(item.reason) for item in plan.refused if item.reason in COUNTED_ONLY)
         add_drops(connection, "compactor", counted, now_s)
 
 
-def _trace_row(item: Candidate, shard_id: int) -> dict[str, object]:
+def _trace_row(item: Candidate, shard_id: int) -> dict[str, Any]:
     bucket_s, trace_id, node = item.key
     return {
         "bucket_s": bucket_s,
@@ -242,6 +248,10 @@ def _trace_row(item: Candidate, shard_id: int) -> dict[str, object]:
         "positions": item.header.positions,
         "shard": shard_id,
     }
+
+
+def _row_key(row: dict[str, Any]) -> tuple[int, bytes, str]:
+    return row["bucket_s"], row["trace_id"], row["node"]
 
 
 def _refuse(item: Candidate, reason: Refusal) -> Refused:

@@ -8,6 +8,7 @@ from sqlalchemy.engine import Connection
 
 from draftkeep.ingest.header import Header
 from draftkeep.store.catalog import CHUNK
+from draftkeep.store.database import utf8
 from draftkeep.store.schema import tombstones, trace_ids
 
 
@@ -52,12 +53,11 @@ def load_tombstones(connection: Connection, headers: Iterable[Header]) -> Tombst
 def erased_traces() -> sa.ColumnElement[bool]:
     """A condition on `trace_ids`: the row is covered by a tombstone."""
     stone = tombstones.c
-    tenant_bytes = sa.cast(trace_ids.c.tenant, sa.LargeBinary)
     by_alias = sa.exists().where(
         stone.kind == "alias",
         stone.value == trace_ids.c.alias,
         stone.period_id == trace_ids.c.period_id,
     )
     by_trace = sa.exists().where(stone.kind == "trace", stone.value == trace_ids.c.trace_id)
-    by_tenant = sa.exists().where(stone.kind == "tenant", stone.value == tenant_bytes)
+    by_tenant = sa.exists().where(stone.kind == "tenant", stone.value == utf8(trace_ids.c.tenant))
     return sa.or_(by_alias, by_trace, by_tenant)
