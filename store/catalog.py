@@ -103,6 +103,12 @@ class Catalog:
         ):
             yield connection
 
+    @property
+    def place(self) -> str:
+        """Where the catalog is, for a person: a path, or a URL without its password."""
+        url = self.engine.url
+        return url.database or "" if url.drivername == "sqlite" else database.shown(url)
+
     def close(self) -> None:
         """Close every pooled connection."""
         self.engine.dispose()
@@ -120,7 +126,7 @@ class Catalog:
                 version = self._migrate()
         except sa.exc.DatabaseError as error:
             raise StoreError(
-                f"the catalog at {self.engine.url!r} cannot be opened ({error.orig}); "
+                f"the catalog at {self.place} cannot be opened ({error.orig}); "
                 "check the path, its permissions and that it is a catalog"
             ) from None
         if version != schema.SCHEMA_VERSION:

@@ -20,6 +20,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, Connection, Engine
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.util import immutabledict
 
 from draftkeep.errors import ConfigError, ConflictError, StoreError
 
@@ -27,7 +28,7 @@ from draftkeep.errors import ConfigError, ConflictError, StoreError
 BUSY_S = 30.0
 # How long PostgreSQL lets a writer hold its locks and say nothing: a frozen process must not stop
 # the others for ever. Far above what any transaction does between two statements.
-_SILENT_S = 120
+_SILENT_S = 120.0
 _CONNECT_S = 10
 _WRITERS_LOCK = int.from_bytes(b"draftkee", "big")
 _BUSY = "55P03"
@@ -91,7 +92,7 @@ def explained(engine: Engine) -> Iterator[None]:
     """
     try:
         yield
-    except (sa.exc.OperationalError, sa.exc.InterfaceError) as error:
+    except (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.InternalError) as error:
         raise explain(engine.url, error) from None
 
 
@@ -116,7 +117,7 @@ def explain(url: URL, error: sa.exc.DBAPIError) -> StoreError:
 
 def shown(url: URL) -> str:
     """The URL for a message: no password and no parameters."""
-    return url.set(query={}).render_as_string(hide_password=True)
+    return url._replace(password=None, query=immutabledict()).render_as_string()
 
 
 def insert(connection: Connection, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
@@ -163,7 +164,7 @@ def _on_sqlite_begin(connection: Connection) -> None:
 def _on_postgres_connect(connection: Any, _record: object) -> None:
     settings = {
         "lock_timeout": int(BUSY_S * 1000),
-        "idle_in_transaction_session_timeout": _SILENT_S * 1000,
+        "idle_in_transaction_session_timeout": int(_SILENT_S * 1000),
         # The log is freed of what a commit covers, so a commit must outlive a crash.
         "synchronous_commit": "on",
         "tcp_keepalives_idle": 30,

@@ -22,6 +22,7 @@ from draftkeep.store.shard_rows import (
     ShardRow,
     add_shard,
     list_shards,
+    lock_shards,
     remove_shards,
     require_present,
 )
@@ -100,7 +101,8 @@ def _groups(small: Sequence[ShardRow], target_bytes: int) -> list[list[ShardRow]
     for family in families.values():
         group: list[ShardRow] = []
         for shard in family:
-            if group and sum(item.size_bytes for item in group) + shard.size_bytes > target_bytes:
+            size_bytes = sum(item.size_bytes for item in group) + shard.size_bytes
+            if len(group) == CHUNK or (group and size_bytes > target_bytes):
                 groups.append(group)
                 group = []
             group.append(shard)
@@ -116,7 +118,7 @@ def _replace(
         dead = _dead_keys(connection, ids, now_s)
     file = _copy(directory, inputs, dead, serial)
     try:
-        with catalog.begin() as connection:
+        with catalog.begin(shared=True) as connection:
             _swap(connection, inputs, file, dead, now_s)
     except ConflictError:
         if file is not None:
@@ -163,6 +165,7 @@ def _swap(
 ) -> None:
     row = trace_ids.c
     ids = [shard.id for shard in inputs]
+    lock_shards(connection, ids)
     if dead:
         connection.execute(
             sa.update(trace_ids)

@@ -11,7 +11,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from draftkeep import files
-from draftkeep.store.catalog import Catalog
+from draftkeep.store.catalog import CHUNK, Catalog
 from draftkeep.store.schema import dead_letters, shards, trace_ids
 from draftkeep.store.shard import SUFFIX
 from draftkeep.store.shard_rows import list_shards, remove_shards
@@ -87,15 +87,24 @@ class Sweeper:
         return [shard.name for shard in expired], freed, ids, letters
 
     def _remove_orphans(self, now_s: float) -> int:
-        old = [path for path in self._files() if _modified_s(path) <= now_s - self._grace_s]
-        if not old:
-            return 0
-        with self._catalog.begin() as connection:
-            listed = set(connection.scalars(sa.select(shards.c.name)))
-            orphans = [path for path in old if path.name not in listed]
-            for path in orphans:
-                path.unlink(missing_ok=True)
-        return len(orphans)
+        old = {
+            path.name: path for path in self._files() if _modified_s(path) <= now_s - self._grace_s
+        }
+        # Looked up once beside the others, so that the lock is held for what is left alone.
+        with self._catalog.read() as connection:
+            suspects = sorted(old.keys() - set(connection.scalars(sa.select(shards.c.name))))
+        removed = 0
+        for start in range(0, len(suspects), CHUNK):
+            names = suspects[start : start + CHUNK]
+            with self._catalog.begin() as connection:
+                listed = set(
+                    connection.scalars(sa.select(shards.c.name).where(shards.c.name.in_(names)))
+                )
+                orphans = [name for name in names if name not in listed]
+                for name in orphans:
+                    old[name].unlink(missing_ok=True)
+            removed += len(orphans)
+        return removed
 
     def _missing(self) -> tuple[str, ...]:
         with self._catalog.read() as connection:
