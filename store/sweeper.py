@@ -4,7 +4,7 @@ Expiry takes rows off the catalog first and unlinks afterwards; a crash in betwe
 that nothing lists, which the next sweep removes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,22 +87,16 @@ class Sweeper:
         return [shard.name for shard in expired], freed, ids, letters
 
     def _remove_orphans(self, now_s: float) -> int:
-        old = {
-            path.name: path for path in self._files() if _modified_s(path) <= now_s - self._grace_s
-        }
-        # Looked up once beside the others, so that the lock is held for what is left alone.
-        with self._catalog.read() as connection:
-            suspects = sorted(old.keys() - set(connection.scalars(sa.select(shards.c.name))))
+        before_s = now_s - self._grace_s
+        suspects = find_orphans(self._catalog, self._shards_dir, before_s=before_s)
         removed = 0
         for start in range(0, len(suspects), CHUNK):
             names = suspects[start : start + CHUNK]
             with self._catalog.begin() as connection:
-                listed = set(
-                    connection.scalars(sa.select(shards.c.name).where(shards.c.name.in_(names)))
-                )
-                orphans = [name for name in names if name not in listed]
+                query = sa.select(shards.c.name).where(shards.c.name.in_(names))
+                orphans = set(names) - set(connection.scalars(query))
                 for name in orphans:
-                    old[name].unlink(missing_ok=True)
+                    (self._shards_dir / name).unlink(missing_ok=True)
             removed += len(orphans)
         return removed
 
@@ -117,9 +111,17 @@ class Sweeper:
             still = set(connection.scalars(sa.select(shards.c.name)))
         return tuple(name for name in absent if name in still)
 
-    def _files(self) -> Iterator[Path]:
-        if self._shards_dir.is_dir():
-            yield from self._shards_dir.glob(f"*{SUFFIX}")
+
+def find_orphans(catalog: Catalog, directory: Path, *, before_s: float) -> list[str]:
+    """Names of shard files, finished or temporary, older than `before_s` that nothing lists.
+
+    Asked outside the writers' lock: a writer may be about to list one.
+    """
+    old = [path for path in directory.glob(f"*{SUFFIX}") if _modified_s(path) <= before_s]
+    with catalog.read() as connection:
+        listed = set(connection.scalars(sa.select(shards.c.name)))
+    # A file that was replaced since the directory was read is gone, or goes without help.
+    return sorted(path.name for path in old if path.name not in listed and path.exists())
 
 
 def _modified_s(path: Path) -> float:
