@@ -28,6 +28,7 @@ from draftkeep.store.admission import (
     parse,
 )
 from draftkeep.store.catalog import CHUNK, Catalog
+from draftkeep.store.database import insert_many
 from draftkeep.store.dead_letters import add_dead_letters
 from draftkeep.store.drops import add_drops
 from draftkeep.store.offsets import LogOffset, advance, locate, note_gaps
@@ -228,7 +229,7 @@ class Compactor:
         if rows:
             # In one order for all: two compactors with the same traces wait, and never in a ring.
             rows.sort(key=_row_key)
-            connection.execute(sa.insert(trace_ids), rows)
+            insert_many(connection, trace_ids, rows)
         dead = [item for item in plan.refused if item.reason not in COUNTED_ONLY]
         add_dead_letters(connection, dead, identity=offset.identity, now_s=now_s)
         counted = Counter(str(item.reason) for item in plan.refused if item.reason in COUNTED_ONLY)

@@ -150,10 +150,14 @@ def carry_out(connection: Connection, erasure_id: bytes, now_s: float) -> None:
     jobs = contaminate_jobs(connection, erasure_id, drafters)
     stone, trace, row = tombstones.c, trace_ids.c, erasures.c
     aliases = sa.select(sa.func.count()).where(stone.erasure == erasure_id).scalar_subquery()
-    # Aliases are keyed by period, so one of them never stands for traces of two periods.
     traces = (
         sa.select(sa.func.count())
-        .where(stone.erasure == erasure_id, stone.value == trace.alias)
+        .where(
+            stone.erasure == erasure_id,
+            stone.kind == "alias",
+            stone.value == trace.alias,
+            stone.period_id == trace.period_id,
+        )
         .scalar_subquery()
     )
     connection.execute(

@@ -27,7 +27,8 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-SCHEMA_VERSION = 1
+# The last migration; a change here comes with one.
+SCHEMA_VERSION = 2
 
 # SQLite counts rows by itself only in a column declared exactly INTEGER.
 _ROW_ID = BigInteger().with_variant(Integer, "sqlite")
@@ -72,8 +73,7 @@ trace_ids = Table(
     Column("positions", BigInteger, nullable=False),
     Column("shard", ForeignKey("shards.id"), nullable=True),
     Index("trace_ids_by_shard", "shard"),
-    Index("trace_ids_by_alias", "alias"),
-    Index("trace_ids_by_period", "period_id"),
+    Index("trace_ids_by_subject", "period_id", "alias"),
 )
 
 # How far each log was read. `next` is the first offset not yet committed.

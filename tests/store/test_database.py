@@ -220,3 +220,18 @@ def test_a_silent_writer_is_cut_off(
         assert list(connection.scalars(DROPS)) == ["waited"]
     catalog.close()
     other.close()
+
+
+def test_many_rows_are_inserted_or_none(catalog: Catalog) -> None:
+    rows = [
+        {"name": f"n{number}", "public_key": b"\x00\\'" * 11, "enrolled_s": 1.5}
+        for number in range(3)
+    ]
+    rows = [row | {"revoked_s": None if row["name"] == "n1" else 2.0} for row in rows]
+    with catalog.begin() as connection:
+        database.insert_many(connection, schema.nodes, rows)
+    with pytest.raises(sa.exc.IntegrityError), catalog.begin() as connection:
+        database.insert_many(connection, schema.nodes, [rows[0] | {"name": "n9"}, rows[1]])
+    with catalog.read() as connection:
+        found = connection.execute(sa.select(schema.nodes).order_by(schema.nodes.c.name))
+        assert [dict(row) for row in found.mappings()] == rows

@@ -46,7 +46,7 @@ def test_a_fresh_catalog_is_what_the_schema_says(bare_url: str) -> None:
 def test_the_comparison_would_notice(bare_url: str) -> None:
     catalog = Catalog.connect(bare_url)
     with catalog.begin() as connection:
-        connection.execute(sa.text("DROP INDEX trace_ids_by_alias"))
+        connection.execute(sa.text("DROP INDEX trace_ids_by_subject"))
         connection.execute(sa.text("ALTER TABLE nodes DROP COLUMN revoked_s"))
     assert len(differences(catalog)) == 2
     catalog.close()

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from draftkeep.errors import ConflictError
 from draftkeep.store.catalog import Catalog
+from draftkeep.store.database import insert_many
 from draftkeep.store.offsets import LogOffset, advance
 from draftkeep.store.rewriter import random_serial
 from draftkeep.store.schema import offsets, trace_ids
@@ -58,8 +59,9 @@ def _move(catalog: Catalog, directory: Path, where: LogOffset, following: int) -
             advance(connection, where, following, 1.0, [])
             require_present(file)
             fixed |= {"period_id": b"p", "positions": 1, "shard": add_shard(connection, file, 1.0)}
-            connection.execute(
-                sa.insert(trace_ids),
+            insert_many(
+                connection,
+                trace_ids,
                 [
                     fixed | {"trace_id": trace_id(where.identity[2], number)}
                     for number in range(where.start, following)
