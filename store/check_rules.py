@@ -25,7 +25,7 @@ from draftkeep.store.schema import (
     tombstones,
     trace_ids,
 )
-from draftkeep.store.tombstones import erased_traces
+from draftkeep.store.tombstones import erased_shards
 
 
 class Repair(StrEnum):
@@ -91,20 +91,16 @@ def _unpublished(_: int) -> sa.Select[tuple[object]]:
     return sa.select(trace_ids.c.period_id).where(stored, ~published).distinct()
 
 
-def _of_shards(condition: sa.ColumnElement[bool], now_s: int) -> sa.Select[tuple[object]]:
-    """The living shards with a row that meets the condition."""
-    joined = trace_ids.join(shards, trace_ids.c.shard == shards.c.id)
-    living = shards.c.bucket_s > now_s
-    return sa.select(shards.c.name).select_from(joined).where(living, condition).distinct()
-
-
 def _erased(now_s: int) -> sa.Select[tuple[object]]:
-    return _of_shards(erased_traces(), now_s)
+    living = shards.c.bucket_s > now_s
+    return sa.select(shards.c.name).where(living, shards.c.id.in_(erased_shards()))
 
 
 def _past_period(now_s: int) -> sa.Select[tuple[object]]:
     past = sa.select(periods.c.period_id).where(periods.c.destroy_at_s <= now_s)
-    return _of_shards(trace_ids.c.period_id.in_(past), now_s)
+    holding = sa.select(trace_ids.c.shard).where(trace_ids.c.period_id.in_(past))
+    living = shards.c.bucket_s > now_s
+    return sa.select(shards.c.name).where(living, shards.c.id.in_(holding))
 
 
 def _past_shards(now_s: int) -> sa.Select[tuple[object]]:

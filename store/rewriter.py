@@ -26,7 +26,7 @@ from draftkeep.store.shard_rows import (
     remove_shards,
     require_present,
 )
-from draftkeep.store.tombstones import erased_traces
+from draftkeep.store.tombstones import erased_shards, erased_traces
 
 _Key = tuple[bytes, str]
 
@@ -62,8 +62,12 @@ def rewrite_erased(
     Raises ConflictError when another process replaced a shard meanwhile; what was done stays done.
     """
     with catalog.read() as connection:
-        affected = sa.select(trace_ids.c.shard).where(trace_ids.c.shard.is_not(None), _dead(now_s))
-        inputs = list_shards(connection, shards.c.id.in_(affected))
+        past = sa.select(trace_ids.c.shard).where(
+            trace_ids.c.shard.is_not(None), trace_ids.c.period_id.in_(_past(now_s))
+        )
+        inputs = list_shards(
+            connection, sa.or_(shards.c.id.in_(erased_shards()), shards.c.id.in_(past))
+        )
     report = RewriteReport()
     for shard in inputs:
         report += _replace(catalog, directory, [shard], now_s=now_s, serial=new_serial())
@@ -197,5 +201,8 @@ def _dead_keys(connection: Connection, ids: Sequence[int], now_s: float) -> set[
 
 
 def _dead(now_s: float) -> sa.ColumnElement[bool]:
-    past = sa.select(periods.c.period_id).where(periods.c.destroy_at_s <= int(now_s))
-    return sa.or_(erased_traces(), trace_ids.c.period_id.in_(past))
+    return sa.or_(erased_traces(), trace_ids.c.period_id.in_(_past(now_s)))
+
+
+def _past(now_s: float) -> sa.Select[bytes]:
+    return sa.select(periods.c.period_id).where(periods.c.destroy_at_s <= int(now_s))

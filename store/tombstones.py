@@ -61,3 +61,23 @@ def erased_traces() -> sa.ColumnElement[bool]:
     by_trace = sa.exists().where(stone.kind == "trace", stone.value == trace_ids.c.trace_id)
     by_tenant = sa.exists().where(stone.kind == "tenant", stone.value == utf8(trace_ids.c.tenant))
     return sa.or_(by_alias, by_trace, by_tenant)
+
+
+def erased_shards() -> sa.CompoundSelect[int | None]:
+    """The ids of shards with a row that a tombstone covers.
+
+    Asked from the tombstones' side, each kind by its own index: `erased_traces` over all shards
+    would look at every trace there is.
+    """
+    stone, trace = tombstones.c, trace_ids.c
+    by_alias = sa.and_(
+        stone.kind == "alias", stone.value == trace.alias, stone.period_id == trace.period_id
+    )
+    by_trace = sa.and_(stone.kind == "trace", stone.value == trace.trace_id)
+    by_tenant = sa.and_(stone.kind == "tenant", stone.value == utf8(trace.tenant))
+    return sa.union(
+        *(
+            sa.select(trace.shard).where(condition, trace.shard.is_not(None))
+            for condition in (by_alias, by_trace, by_tenant)
+        )
+    )
