@@ -32,6 +32,7 @@ from draftkeep.store.database import insert_many
 from draftkeep.store.dead_letters import add_dead_letters
 from draftkeep.store.drops import add_drops
 from draftkeep.store.offsets import LogOffset, advance, locate, note_gaps
+from draftkeep.store.ownership import claim
 from draftkeep.store.schema import trace_ids
 from draftkeep.store.shard import ShardFile, write_shard
 from draftkeep.store.shard_rows import add_shard, require_present
@@ -102,8 +103,10 @@ class Compactor:
         """Move one batch; `read` 0 in the report means that the log has no more.
 
         Raises ConflictError when another compactor moved this log on meanwhile (start again), and
-        StoreError when the log is not the one that was read before.
+        StoreError when the log is not the one that was read before, or the shards in the directory
+        are another catalog's.
         """
+        claim(self._catalog, self._shards_dir)
         offset = locate(self._catalog, self._log)
         records = self._log.read(offset.start, self._limit_records, self._limit_bytes)
         gaps, following = note_gaps(offset, [record.offset for record in records])

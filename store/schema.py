@@ -1,5 +1,6 @@
 """The catalog's tables.
 
+    which it is   schema_version, identity
     what exists   shards, trace_ids, offsets, gaps, dead_letters, drops
     who may       nodes, node_tenants, periods
     what left     tombstones, erasures
@@ -28,7 +29,7 @@ from sqlalchemy import (
 )
 
 # The last migration; a change here comes with one.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 # SQLite counts rows by itself only in a column declared exactly INTEGER.
 _ROW_ID = BigInteger().with_variant(Integer, "sqlite")
@@ -39,6 +40,13 @@ schema_version = Table(
     "schema_version",
     metadata,
     Column("version", Integer, primary_key=True),
+)
+
+# One row: 16 random bytes that name this catalog, see `ownership`.
+identity = Table(
+    "identity",
+    metadata,
+    Column("id", LargeBinary, primary_key=True),
 )
 
 # One immutable Parquet file. Every trace in it expires at `bucket_s` at the latest.

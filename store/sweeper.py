@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from draftkeep import files
 from draftkeep.store.catalog import CHUNK, Catalog
+from draftkeep.store.ownership import claim
 from draftkeep.store.schema import dead_letters, shards, trace_ids
 from draftkeep.store.shard import SUFFIX
 from draftkeep.store.shard_rows import list_shards, remove_shards
@@ -55,7 +56,8 @@ class Sweeper:
         self._grace_s = grace_s
 
     def run_once(self) -> SweepReport:
-        """One sweep over everything."""
+        """One sweep over everything. Raises StoreError where the shards are another catalog's."""
+        claim(self._catalog, self._shards_dir)
         now_s = self._clock()
         names, freed, ids, letters = self._expire(now_s)
         for name in names:

@@ -13,6 +13,7 @@ from draftkeep.config import Config
 from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.store.check import check_catalog, repair_catalog
 from draftkeep.store.check_rules import Finding
+from draftkeep.store.ownership import require_own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,7 @@ def check_store(config: Config, *, repair: bool, digests: bool) -> CheckReport:
     with ExitStack() as stack:
         catalog = open_existing(config)
         stack.callback(catalog.close)
+        require_own(catalog, shards)
         logs = [SqliteLog.open_reader(log)] if log.exists() else []
 
         def check() -> list[Finding]:

@@ -35,13 +35,13 @@ def test_a_sound_store_is_one_ok_a_rule_and_status_0(tmp_path: Path) -> None:
 
 def test_damage_is_status_1_until_it_is_repaired(tmp_path: Path) -> None:
     Catalog.open(tmp_path / "catalog.db").close()
-    orphan = tmp_path / "shards" / "1-54545454-lost.parquet"
+    orphan = tmp_path / "shards" / ".tmp-1-54545454-lost.parquet"
     orphan.parent.mkdir()
     orphan.write_bytes(b"half a shard")
     os.utime(orphan, (0, 0))
     status, output = check(tmp_path, "--sizes-only")
     assert status == 1
-    assert "1-54545454-lost.parquet" in output
+    assert ".tmp-1-54545454-lost.parquet" in output
     assert orphan.exists()
     status, output = check(tmp_path, "--repair")
     assert status == 0
