@@ -56,7 +56,10 @@ def find_maven() -> Path | None:
 
 @cache
 def find_postgresql() -> Path | None:
-    """The directory of the newest PostgreSQL's server programs, or None. Debian keeps it off PATH."""
+    """The directory of the newest PostgreSQL's server programs, or None.
+
+    Debian keeps it off the path.
+    """
     found = shutil.which("postgres")
     candidates = [Path(found).resolve().parent] if found else []
     candidates += Path("/usr/lib/postgresql").glob("*/bin")

@@ -82,7 +82,10 @@ class Postgres:
         command += ["-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync", "--no-instructions"]
         if self._owner is not None:
             shutil.chown(self._data, self._owner)
-            command = ["setpriv", f"--reuid={self._owner}", f"--regid={self._owner}"] + [
+            command = [
+                "setpriv",
+                f"--reuid={self._owner}",
+                f"--regid={self._owner}",
                 "--init-groups",
                 *command,
             ]

@@ -67,6 +67,8 @@ class Service:
             prefix += [f"--reuid={user}", f"--regid={user}", "--init-groups"]
         self._log = log
         self._process = _LAUNCHER.submit(self._start, [*prefix, *map(str, command)], env).result()
+        while setpriv and self.running and self._is_program(setpriv):
+            time.sleep(0.002)
 
     def _start(
         self, command: Sequence[str], env: Mapping[str, str] | None
@@ -82,6 +84,13 @@ class Service:
                 # Ctrl-C is for the caller, which ends its services in order.
                 start_new_session=True,
             )
+
+    def _is_program(self, path: str) -> bool:
+        """Whether the process has not become the service yet: frozen now it would never do so."""
+        try:
+            return Path(f"/proc/{self.pid}/exe").samefile(path)
+        except OSError:
+            return False
 
     @property
     def pid(self) -> int:
