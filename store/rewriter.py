@@ -69,7 +69,7 @@ def rewrite_erased(
             connection, sa.or_(shards.c.id.in_(erased_shards()), shards.c.id.in_(past))
         )
     report = RewriteReport()
-    for shard in inputs:
+    for shard in _present(directory, inputs):
         report += _replace(catalog, directory, [shard], now_s=now_s, serial=new_serial())
     return report
 
@@ -91,9 +91,14 @@ def merge(
             connection, shards.c.bytes < target_bytes, shards.c.bucket_s > int(now_s)
         )
     report = RewriteReport()
-    for group in _groups(small, target_bytes):
+    for group in _groups(_present(directory, small), target_bytes):
         report += _replace(catalog, directory, group, now_s=now_s, serial=new_serial())
     return report
+
+
+def _present(directory: Path, inputs: Sequence[ShardRow]) -> list[ShardRow]:
+    """Those whose file is there: a lost one, which the sweeper reports, must not stop the rest."""
+    return [shard for shard in inputs if (directory / shard.name).exists()]
 
 
 def _groups(small: Sequence[ShardRow], target_bytes: int) -> list[list[ShardRow]]:

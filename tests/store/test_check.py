@@ -319,11 +319,23 @@ def test_sizes_alone_do_not_read_the_files(store: Store) -> None:
 
 
 def test_a_lost_file_does_not_stop_the_other_repairs(store: Store) -> None:
-    erase(store.world, "ann")
+    for subject in ("ann", "bob"):
+        erase(store.world, subject)
     _orphan(store)
     (store.world.shards_dir / store.shard(store.kept[0])).unlink()
+    assert store.broken()["no shard holds erased rows"] == 2
     store.repair()
     assert store.broken() == {"every listed file is there": 1, "no shard holds erased rows": 1}
+
+
+def test_a_lost_file_does_not_stop_a_merge(store: Store) -> None:
+    world = store.world
+    for _ in range(2):
+        world.append(world.seal())
+        world.compactor().run_once()
+    (world.shards_dir / store.shard(store.late)).unlink()
+    assert world.compactor().merge(10**6).replaced == 2
+    assert store.broken() == {"every listed file is there": 1}
 
 
 def test_a_shard_replaced_while_it_is_checked_breaks_no_rule(
