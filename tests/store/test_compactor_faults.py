@@ -30,6 +30,7 @@ from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.store import compactor as compactor_module
 from draftkeep.store import rewriter, schema
 from draftkeep.store.catalog import Catalog
+from draftkeep.store.check import check_catalog
 from draftkeep.store.compactor import Compactor
 from draftkeep.store.erasure import erase_subject
 from draftkeep.store.shard import read_shard, write_shard
@@ -220,6 +221,11 @@ class StoreMachine(RuleBasedStateMachine):
         assert ids(self.world.stored()) == ids(self.live())
         assert ids(self.world.stored(include_erased=True)) == ids(self.live())
         assert_catalog_is_the_files(self.world)
+        world = self.world
+        findings = check_catalog(
+            world.catalog, world.shards_dir, logs=[world.log], now_s=world.clock()
+        )
+        assert [finding for finding in findings if finding.broken] == []
 
 
 def assert_catalog_is_the_files(world: World) -> None:
@@ -287,6 +293,7 @@ from pathlib import Path
 from draftkeep.errors import ConflictError
 from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.store.catalog import Catalog
+from draftkeep.store.check import check_catalog
 from draftkeep.store.compactor import Compactor
 root, issuer, now = Path(sys.argv[1]), bytes.fromhex(sys.argv[2]), float(sys.argv[3])
 catalog = Catalog.connect(sys.argv[4])
