@@ -1,5 +1,6 @@
 """Two databases, one set of promises: who waits for whom, what a failure says, what it hides."""
 
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -113,21 +114,22 @@ def test_bytes_of_a_text_are_its_utf8(catalog: Catalog, text: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+def guarded() -> Iterator[Postgres]:
     """A server whose database `guarded` asks for a password; it may be stopped and started."""
-    rules = tmp_path_factory.mktemp("rules") / "pg_hba.conf"
-    rules.write_text(
-        "host guarded all 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n"
-    )
-    for directory in (rules, *rules.parents[:3]):
-        directory.chmod(0o755)
-    with running_postgres(settings={"hba_file": str(rules)}) as server:
-        engine = sa.create_engine(server.url(), isolation_level="AUTOCOMMIT")
-        with engine.connect() as connection:
-            connection.execute(sa.text(f"ALTER USER draftkeep PASSWORD '{PASSWORD}'"))
-            connection.execute(sa.text("CREATE DATABASE guarded"))
-        engine.dispose()
-        yield server
+    # Not under pytest's directory: that is root's alone, and the server runs as somebody else.
+    with tempfile.TemporaryDirectory() as name:
+        rules = Path(name) / "pg_hba.conf"
+        rules.write_text(
+            "host guarded all 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n"
+        )
+        rules.parent.chmod(0o755)
+        with running_postgres(settings={"hba_file": str(rules)}) as server:
+            engine = sa.create_engine(server.url(), isolation_level="AUTOCOMMIT")
+            with engine.connect() as connection:
+                connection.execute(sa.text(f"ALTER USER draftkeep PASSWORD '{PASSWORD}'"))
+                connection.execute(sa.text("CREATE DATABASE guarded"))
+            engine.dispose()
+            yield server
 
 
 def configured(server: Postgres, tmp_path: Path, password: str) -> Config:
