@@ -67,13 +67,14 @@ class KafkaAccess:
         that hangs in the TLS handshake, so an admin client, which can be stopped, goes first and
         tells them the broker's version, which is all that their constructors ask for.
         """
-        admin, version = self._admit(KafkaAdminClient, {**self.options()})
-        if kind is KafkaAdminClient:
+        is_admin = kind is KafkaAdminClient
+        admin, version = self._admit({**self.options(), **(options if is_admin else {})})
+        if is_admin:
             return admin
         admin.close()
         return kind(**{**self.options(), "api_version": version, **options})
 
-    def _admit(self, kind: Any, options: dict[str, Any]) -> tuple[Any, tuple[int, ...]]:
+    def _admit(self, options: dict[str, Any]) -> tuple[Any, tuple[int, ...]]:
         """An admin client and the version of the broker that let it in."""
         made: list[KafkaNetClient] = []
 
@@ -90,7 +91,8 @@ class KafkaAccess:
         alarm.start()
         with _first_words() as words:
             try:
-                return kind(kafka_client=network, **options), made[0].get_broker_version()
+                admin = KafkaAdminClient(kafka_client=network, **options)
+                return admin, made[0].get_broker_version()
             except KafkaError as error:
                 give_up()
                 raise StoreError(

@@ -20,6 +20,8 @@ SHORT_LIVED = {
     "segment.ms": "1000",
     "file.delete.delay.ms": "0",
 }
+# Segments of the least size that a broker allows, unlinked as soon as they go.
+SHORT_SEGMENTS = {"segment.bytes": "1048576", "file.delete.delay.ms": "0"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,5 @@
 """The services behave as the tests that use them assume."""
 
-import dataclasses
 import signal
 import subprocess
 import sys
@@ -15,9 +14,8 @@ import sqlalchemy as sa
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import KafkaTimeoutError
 
-from draftkeep.errors import StoreError
 from tests.services.kafka import Kafka
-from tests.services.kafka_settings import SHORT_LIVED, Scram
+from tests.services.kafka_settings import SHORT_LIVED
 from tests.services.postgres import Postgres
 from tests.services.processes import Service
 from tests.services.s3 import Bucket
@@ -94,17 +92,6 @@ class TestKafka:
         create(kafka_broker, kafka_topic, **SHORT_LIVED)
         produce(kafka_broker, kafka_topic, [b"a", b"b"])
         kafka_broker.nodes[0].until(lambda: consume(kafka_broker, kafka_topic) == [], 30)
-
-    def test_scram_lets_in_who_knows_the_password(
-        self, kafka_cluster: Callable[..., Kafka], kafka_scram: Scram, kafka_topic: str
-    ) -> None:
-        kafka = kafka_cluster(scram=kafka_scram)
-        create(kafka, kafka_topic)
-        produce(kafka, kafka_topic, [b"sealed"])
-        assert consume(kafka, kafka_topic) == [b"sealed"]
-        stranger = dataclasses.replace(kafka.access, password="wrong", patience_s=2)
-        with pytest.raises(StoreError, match="lets us in"):
-            stranger.connect(KafkaProducer)
 
     def test_two_of_three_acknowledge_what_all_keep(
         self, kafka_cluster: Callable[..., Kafka], kafka_topic: str
