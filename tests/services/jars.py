@@ -1,11 +1,13 @@
 """The broker's own jars, resolved once by Maven from the pinned `pom.xml`."""
 
+import contextlib
 import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.services.needs import JAVA, MAVEN, Need
@@ -34,12 +36,25 @@ def resolve_jars() -> Path:
     words where it fails, most often for want of a network.
     """
     directory = jars_directory()
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with (directory.parent / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with alone():
         if not directory.is_dir():
             _resolve(directory)
     return directory
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Hold the cache against every other process of this machine. Not to be nested."""
+    directory = jars_directory()
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with (directory.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def class_archive(java: Path) -> Path:
+    """Where this Java's archive of the broker's classes lies, once somebody made it."""
+    return jars_directory() / f"classes-{java.stat().st_mtime_ns}.jsa"
 
 
 def _resolve(directory: Path) -> None:

@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.services.jars import kafka_needs
+from tests.services.jars import kafka_needs, resolve_jars
 from tests.services.kafka import Kafka
 from tests.services.kafka_settings import Ports
 from tests.services.needs import INSTALL, missing
@@ -28,6 +28,7 @@ def main() -> None:
         sys.exit(f"port {taken[0]} is taken; choose another, as in make kafka ARGS='--port 19092'")
     ports = [Ports(client=port, controller=free_port()) for port in wanted]
     kafka = Kafka(options.directory.resolve(), ports=ports)
+    resolve_jars()
     kafka.start()
     try:
         print(f"Kafka answers at {kafka.bootstrap}; data in {options.directory}; Ctrl-C stops it")
