@@ -8,8 +8,8 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError, OffsetOutOfRangeError
@@ -23,8 +23,11 @@ from draftkeep.ingest.log import LogRecord
 _FETCH_BYTES = 4 * 1024**2
 _FETCH_WAIT_MS = 100
 _POLL_MS = 200
+_PAUSE_S = 0.1
 DEFAULT_BUDGET_BYTES = 64 * 1024**2
 DEFAULT_DEADLINE_S = 30.0
+
+_T = TypeVar("_T")
 
 
 class KafkaLog:
@@ -70,14 +73,18 @@ class KafkaLog:
 
     def read(self, start: int, limit_records: int, limit_bytes: int) -> list[LogRecord]:
         """See `Log.read`. Also raises StoreError where the topic was made again meanwhile."""
-        with self._reaching():
+
+        def read(_admin: Any) -> list[LogRecord]:
             first, following = self.bounds()
             if start > following:
                 raise StoreError(
                     f"reading from offset {start}, but the log ends at {following}: the offset "
                     "belongs to another log, or the topic was made again"
                 )
-            records = self._read(max(start, first), following, limit_records, limit_bytes)
+            return self._read(max(start, first), following, limit_records, limit_bytes)
+
+        with self._lock:
+            records = self._reach(read)
             # A topic of the same name is read without a word; its records are not these.
             self._check_identity()
             return records
@@ -88,7 +95,8 @@ class KafkaLog:
         Their bytes leave the disks with their segment. Not safe against a crash of the brokers
         within a minute: repeat it later.
         """
-        with self._reaching() as admin:
+
+        def free(admin: Any) -> None:
             self._check_identity()
             first, following = self.bounds()
             if up_to > following:
@@ -96,28 +104,33 @@ class KafkaLog:
             if up_to > first:
                 admin.delete_records({self._partition: up_to})
 
+        self._reach(free)
+
     def bounds(self) -> tuple[int, int]:
         """See `Log.bounds`; the end is what all replicas in sync have."""
-        with self._reaching():
+
+        def bounds(_admin: Any) -> tuple[int, int]:
             consumer, wait_ms = self._reader(), int(self._deadline_s * 1000)
             first = consumer.beginning_offsets([self._partition], timeout_ms=wait_ms)
             following = consumer.end_offsets([self._partition], timeout_ms=wait_ms)
             return first[self._partition], following[self._partition]
 
+        return self._reach(bounds)
+
     def size_bytes(self) -> int:
         """What the largest replica occupies; freed records count until their segment goes."""
-        with self._reaching() as admin:
-            brokers = admin.describe_log_dirs({self._partition.topic: [self._partition.partition]})
-            return max(
-                (
-                    partition["partition_size"]
-                    for broker in brokers
-                    for directory in broker["log_dirs"]
-                    for topic in directory["topics"]
-                    for partition in topic["partitions"]
-                ),
-                default=0,
-            )
+        wanted = {self._partition.topic: [self._partition.partition]}
+        brokers = self._reach(lambda admin: admin.describe_log_dirs(wanted))
+        return max(
+            (
+                partition["partition_size"]
+                for broker in brokers
+                for directory in broker["log_dirs"]
+                for topic in directory["topics"]
+                for partition in topic["partitions"]
+            ),
+            default=0,
+        )
 
     def identity(self) -> tuple[str, str, int]:
         """Cluster id, topic id and partition, as the brokers say now."""
@@ -202,8 +215,9 @@ class KafkaLog:
         return self._consumer
 
     def _read_identity(self) -> tuple[str, str, int]:
-        with self._reaching() as admin:
-            return (*topic_identity(admin, self._partition.topic), self._partition.partition)
+        topic = self._partition.topic
+        cluster_id, topic_id = self._reach(lambda admin: topic_identity(admin, topic))
+        return cluster_id, topic_id, self._partition.partition
 
     def _check_identity(self) -> None:
         found = self._read_identity()
@@ -217,23 +231,32 @@ class KafkaLog:
         if self._closed:
             raise StoreError("this log is closed; open it again")
 
-    @contextlib.contextmanager
-    def _reaching(self) -> Iterator[Any]:
-        """The admin client, with the library's errors as StoreError and new clients after one."""
+    def _reach(self, ask: Callable[[Any], _T]) -> _T:
+        """What `ask` gets from the admin client; asked again, by new clients, until the deadline.
+
+        Raises StoreError then, and at once for what no repeat can mend.
+        """
+        deadline_s = time.monotonic() + self._deadline_s
         with self._lock:
-            self._check_open()
-            try:
-                if self._admin is None:
-                    self._admin = self._access.connect(
-                        KafkaAdminClient, request_timeout_ms=int(self._deadline_s * 1000)
-                    )
-                yield self._admin
-            except KafkaError as error:
-                self._drop_clients()
-                raise StoreError(
-                    f"topic {self._partition.topic} cannot be reached ({type(error).__name__}: "
-                    f"{error}); check that the brokers answer"
-                ) from error
+            while True:
+                self._check_open()
+                try:
+                    return ask(self._admin_client())
+                except KafkaError as error:
+                    self._drop_clients()
+                    if not error.retriable or time.monotonic() > deadline_s:
+                        raise StoreError(
+                            f"topic {self._partition.topic} cannot be reached "
+                            f"({type(error).__name__}: {error}); check that the brokers answer"
+                        ) from error
+                time.sleep(_PAUSE_S)
+
+    def _admin_client(self) -> Any:
+        if self._admin is None:
+            self._admin = self._access.connect(
+                KafkaAdminClient, request_timeout_ms=int(self._deadline_s * 1000)
+            )
+        return self._admin
 
     def _drop_clients(self) -> None:
         self._fetched.clear()

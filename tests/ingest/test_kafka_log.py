@@ -109,6 +109,28 @@ def test_appends_go_on_after_a_kill(kafka_broker: Kafka, log: KafkaLog) -> None:
     assert set(acknowledged) <= set(found)
 
 
+def test_a_cut_network_costs_an_append_its_deadline_and_heals(
+    kafka_cluster: Callable[..., Kafka], kafka_topic: str
+) -> None:
+    kafka = kafka_cluster(proxied=True)
+    create_topic(kafka.access, kafka_topic, partitions=1, replicas=1, ttl_s=DAY_S)
+    access = replace(kafka.access, patience_s=DEADLINE_S)
+    log = KafkaLog(access, kafka_topic, deadline_s=DEADLINE_S)
+    log.append([b"before"])
+    (proxy,) = kafka.proxies
+    proxy.cut()
+    for _ in range(2):
+        with pytest.raises(StoreError):
+            log.append([b"during"])
+    proxy.heal()
+    log.append([b"after"])
+    proxy.slow(bytes_per_s=50_000, delay_s=0.05)
+    log.append([b"slow" * 10_000])
+    found = [record.data for record in log.read(0, *EVERYTHING)]
+    assert {b"before", b"after", b"slow" * 10_000} <= set(found)
+    log.close()
+
+
 def test_a_topic_made_again_is_noticed(kafka_broker: Kafka, topic: str, log: KafkaLog) -> None:
     log.append([b"old"] * 3)
     before = log.identity()

@@ -18,6 +18,7 @@ from tests.services.jars import alone, class_archive, jars_directory, resolve_ja
 from tests.services.kafka_settings import Ports, Scram, node_settings
 from tests.services.needs import JAVA
 from tests.services.processes import Service, free_port, listens
+from tests.services.proxy import Proxy, running_proxy
 
 JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-Djava.awt.headless=true")
 # Half the CPU time of a start; a broker that serves for long is faster without.
@@ -118,7 +119,8 @@ class Node:
 class Kafka:
     """A cluster of one or three combined nodes.
 
-    `access` is how to reach it, `bootstrap` the same servers as one string.
+    `access` is how to reach it, `bootstrap` the same servers as one string, `proxies` what stands
+    before each node, if anything does.
     """
 
     def __init__(
@@ -151,7 +153,8 @@ class Kafka:
             )
             for index, own in enumerate(ports)
         ]
-        self.bootstrap = ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+        self.bootstrap = ",".join(f"127.0.0.1:{own.public}" for own in ports)
+        self.proxies: list[Proxy] = []
         self.access = KafkaAccess(
             servers=tuple(self.bootstrap.split(",")),
             ca_file=scram.certificates.authority if scram else None,
@@ -233,19 +236,35 @@ def running_kafka(
     *,
     nodes: int = 1,
     scram: Scram | None = None,
+    proxied: bool = False,
     extra: Mapping[str, str] | None = None,
     jvm: Sequence[str] = QUICK_JVM,
 ) -> Iterator[Kafka]:
-    """A cluster on free ports that answers; at the end it is killed and its data removed."""
+    """A cluster on free ports that answers; at the end it is killed and its data removed.
+
+    With `proxied`, clients and brokers reach each node through a proxy that can be cut and slowed.
+    """
     archive_classes()
-    ports = [Ports(client=free_port(), controller=free_port()) for _ in range(nodes)]
+    ports = [
+        Ports(
+            client=free_port(),
+            controller=free_port(),
+            advertised=free_port() if proxied else None,
+        )
+        for _ in range(nodes)
+    ]
     kafka = Kafka(directory, ports=ports, scram=scram, extra=extra, jvm=jvm)
-    try:
-        kafka.start()
-        yield kafka
-    finally:
-        kafka.kill()
-        shutil.rmtree(directory, ignore_errors=True)
+    with contextlib.ExitStack() as stack:
+        for own in ports:
+            if own.advertised is not None:
+                proxy = running_proxy(own.advertised, own.client)
+                kafka.proxies.append(stack.enter_context(proxy))
+        try:
+            kafka.start()
+            yield kafka
+        finally:
+            kafka.kill()
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def archive_classes() -> None:

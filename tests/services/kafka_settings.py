@@ -26,10 +26,19 @@ SHORT_SEGMENTS = {"segment.bytes": "1048576", "file.delete.delay.ms": "0"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """Where a node listens: for clients, and for the other controllers."""
+    """Where a node listens: for clients, and for the other controllers.
+
+    Everybody is sent to `advertised`, a proxy's port, where there is one.
+    """
 
     client: int
     controller: int
+    advertised: int | None = None
+
+    @property
+    def public(self) -> int:
+        """The port for clients to use."""
+        return self.client if self.advertised is None else self.advertised
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +85,7 @@ def node_settings(
     """The properties of node `index` of the cluster at `ports`; `extra` wins over all others."""
     own, nodes = ports[index], len(ports)
     protocol = "PLAINTEXT" if scram is None else "SASL_SSL"
-    listeners = f"{protocol}://127.0.0.1:{own.client},CONTROLLER://127.0.0.1:{own.controller}"
+    controller = f"CONTROLLER://127.0.0.1:{own.controller}"
     in_sync = str(2 if nodes >= 3 else 1)
     return {
         "process.roles": "broker,controller",
@@ -84,8 +93,8 @@ def node_settings(
         "controller.quorum.voters": ",".join(
             f"{number}@127.0.0.1:{node.controller}" for number, node in enumerate(ports, 1)
         ),
-        "listeners": listeners,
-        "advertised.listeners": listeners,
+        "listeners": f"{protocol}://127.0.0.1:{own.client},{controller}",
+        "advertised.listeners": f"{protocol}://127.0.0.1:{own.public},{controller}",
         "controller.listener.names": "CONTROLLER",
         "inter.broker.listener.name": protocol,
         "listener.security.protocol.map": f"CONTROLLER:PLAINTEXT,{protocol}:{protocol}",
