@@ -9,7 +9,7 @@ ARGS ?=
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types unit format pins bench bench-serving bench-streams clean
+.PHONY: help setup services kafka demo test lint types unit format pins bench bench-serving bench-streams clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -27,6 +27,12 @@ $(INSTALLED): requirements.txt pyproject.toml
 	@$(UV) --no-deps -e .
 	@$(BIN)/python -m draftkeep.store.models smollm2
 	@touch $(INSTALLED)
+
+services: ## install what some tests need: Java, Maven, PostgreSQL (apt, as root or by sudo)
+	@$(PYTHON) tests/services/needs.py
+
+kafka: $(INSTALLED) ## a Kafka broker on 127.0.0.1:9092 until Ctrl-C (ARGS="--port 19092 --directory DIR")
+	@$(BIN)/python -m tests.services.run_kafka $(ARGS)
 
 demo: $(INSTALLED) ## watch a drafter learn from its own service's traffic (ARGS=--fresh starts over)
 	$(BIN)/draftkeep demo $(ARGS)

@@ -70,7 +70,7 @@ def capture_path(target: TargetModel, parent: Path) -> Iterator[CapturePath]:
             state_dir=Path(name), tenants=(TenantConfig(name=_TENANT, api_key_sha256="0" * 64),)
         )
         keyring = Keyring.open(config.keys_path, retention=config.retention, clock=time.time)
-        catalog = Catalog.open(config.state_dir / "catalog.db")
+        catalog = Catalog.configured(config)
         outbox = Outbox.build(
             config, keyring=keyring, catalog=catalog, clock=time.time, on_drop=lambda reason: None
         )

@@ -79,7 +79,7 @@ def open_workbench(
     if tenant not in {known.name for known in config.tenants}:
         raise ConfigError(f"no tenant {tenant!r:.80} in the configuration; add a [[tenants]] entry")
     target = load_target(config.model.target)
-    catalog = Catalog.open(config.state_dir / "catalog.db")
+    catalog = Catalog.configured(config)
     try:
         keys = JobKeys.open(config.keys_path, clock=clock)
         try:

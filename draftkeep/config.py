@@ -10,8 +10,9 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import parse_qs, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from draftkeep.errors import ConfigError
 
@@ -89,6 +90,42 @@ class LogConfig(_Section):
 
     cap_bytes: int = Field(default=2 * 1024**3, ge=1024**2)
     bucket_s: int = Field(default=600, ge=1)
+
+
+class CatalogConfig(_Section):
+    """Where the catalog is: SQLite in the state directory, or a PostgreSQL database at `url`.
+
+    The URL holds no password, since messages show it: that is `password`, from the environment,
+    or the first line of `password_file`.
+    """
+
+    url: str = Field(default="", pattern=r"^(postgresql://.+)?$")
+    password: SecretStr | None = None
+    password_file: Path | None = None
+
+    @model_validator(mode="after")
+    def _no_password_in_the_url(self) -> "CatalogConfig":
+        parts = urlsplit(self.url)
+        if parts.password is not None or {"password", "sslpassword"} & set(parse_qs(parts.query)):
+            raise ValueError(
+                "url holds a password; leave it out and set password_file, or "
+                "DRAFTKEEP_CATALOG__PASSWORD in the environment"
+            )
+        if self.password is not None and self.password_file is not None:
+            raise ValueError("password and password_file are both set; set one")
+        return self
+
+    def read_password(self) -> str | None:
+        """The password, where one is set. ConfigError where its file cannot be read."""
+        if self.password_file is None:
+            return None if self.password is None else self.password.get_secret_value()
+        try:
+            return self.password_file.read_text(encoding="utf-8").partition("\n")[0].strip()
+        except (OSError, UnicodeDecodeError):
+            raise ConfigError(
+                f"catalog.password_file {self.password_file} cannot be read; check the path and "
+                "its permissions"
+            ) from None
 
 
 class RetentionConfig(_Section):
@@ -189,6 +226,7 @@ class Config(_Section):
     serve: ServeConfig = ServeConfig()
     capture: CaptureConfig = CaptureConfig()
     log: LogConfig = LogConfig()
+    catalog: CatalogConfig = CatalogConfig()
     retention: RetentionConfig = RetentionConfig()
     distill: DistillConfig = DistillConfig()
     tenants: tuple[TenantConfig, ...] = ()

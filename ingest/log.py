@@ -1,7 +1,7 @@
 """Log: the contract between a serving node, which appends, and a compactor, which reads.
 
-A log holds opaque records at offsets that rise by one and are never used twice. Where a reader
-has got to is the reader's own business: the next offset lives in its catalog, beside what it wrote.
+A log holds opaque records at offsets that only rise and are never used twice. Where a reader has
+got to is the reader's own business: the next offset lives in its catalog, beside what it wrote.
 """
 
 from collections.abc import Sequence
@@ -21,16 +21,18 @@ class LogRecord:
 class Log(Protocol):
     """One partition of one topic.
 
-    Offsets are contiguous and strictly increasing, also after a crash and after everything was
-    freed. Every method may be called from any thread. All failures are StoreError.
+    Offsets are strictly increasing, also after a crash and after everything was freed; one that
+    was passed over held nothing. Every method may be called from any thread. All failures are
+    StoreError.
     """
 
     def append(self, records: Sequence[bytes]) -> int:
-        """Write the records in order, all or none, and return the offset of the first.
+        """Write the records in order and return the offset of the first.
 
         They are acknowledged when this returns; each log states what that means (fsync, or
-        replicas). A call that raised or never returned may still have written them, so the
-        reader drops duplicates. Raises LogFullError, before writing, where a byte cap refuses.
+        replicas). A call that raised or never returned may still have written any of them, and
+        what is sent again may lie elsewhere, so the reader drops duplicates and expects no
+        neighbours. Raises LogFullError, before writing, where a byte cap refuses.
         """
         ...
 
@@ -46,8 +48,9 @@ class Log(Protocol):
     def free(self, up_to: int) -> None:
         """Give up the records below `up_to`; they can no longer be read.
 
-        Repeating it, or passing an offset that was freed already, changes nothing. Raises
-        StoreError where `up_to` lies beyond the end.
+        Repeating it, or passing an offset that was freed already, changes nothing. Each log
+        states whether it outlives a crash, and when the bytes leave the disk. Raises StoreError
+        where `up_to` lies beyond the end.
         """
         ...
 

@@ -85,7 +85,7 @@ class Node:
             on_problem=self._problems.problem,
             on_step=self.metrics.step,
         )
-        self.catalog = Catalog.open(config.state_dir / "catalog.db")
+        self.catalog = Catalog.configured(config)
         self.registry = Registry(self.catalog, config.state_dir / "drafters")
         self._keyring = open_keyring(config, clock=clock)
         self._outbox = open_outbox(

@@ -3,6 +3,7 @@
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from draftkeep.store.database import utf8
 from draftkeep.store.schema import drafters, lineage, tombstones
 
 
@@ -21,14 +22,13 @@ def ancestors(connection: Connection, digest: bytes) -> list[bytes]:
 def learned_from_erased(connection: Connection, digest: bytes) -> bool:
     """Whether this drafter itself learned from an alias or a tenant that has a tombstone."""
     stone = tombstones.c
-    tenant_bytes = sa.cast(lineage.c.tenant, sa.LargeBinary)
     covered = sa.or_(
         sa.and_(
             stone.kind == "alias",
             stone.value == lineage.c.alias,
             stone.period_id == lineage.c.period_id,
         ),
-        sa.and_(stone.kind == "tenant", stone.value == tenant_bytes),
+        sa.and_(stone.kind == "tenant", stone.value == utf8(lineage.c.tenant)),
     )
     query = sa.select(sa.exists().where(lineage.c.drafter == digest, covered))
     return bool(connection.scalar(query))

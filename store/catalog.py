@@ -1,24 +1,25 @@
 """Catalog: what exists, in one transactional database.
 
-SQLite on one machine; `Catalog.connect` takes any SQLAlchemy URL, and everything that only SQLite
-needs is in `_prepare_sqlite`. Several processes use one catalog at once: writers queue behind one
-lock for at most BUSY_S, readers see one consistent snapshot and never block.
+SQLite on one machine, PostgreSQL for several; `database` knows what each needs. Several processes
+use one catalog at once: writers queue behind one lock for at most BUSY_S, readers see one
+consistent snapshot and never block.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import event
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection, Engine
 
-from draftkeep.errors import StoreError
-from draftkeep.store import schema
+from draftkeep.config import Config
+from draftkeep.errors import ConfigError, StoreError
+from draftkeep.store import database, migrations, schema
+from draftkeep.store.database import BUSY_S, Mode, insert
 
-BUSY_S = 30.0
+__all__ = ["BUSY_S", "CHUNK", "Catalog", "insert"]
+
+FILE = "catalog.db"
 # SQLite's bound on variables in a statement is 32,766; a row of three must fit many times.
 CHUNK = 500
 
@@ -26,11 +27,31 @@ CHUNK = 500
 class Catalog:
     """An open catalog. `begin()` writes, `read()` reads, `close()` ends it.
 
-    Threads may share one; a forked child must open its own.
+    Threads may share one; a forked child must open its own. A lost connection, and a lock that
+    others held for BUSY_S, is a StoreError; the next transaction connects again. After one that
+    was raised on leaving `begin()` it is not known whether the transaction committed.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+
+    @classmethod
+    def configured(cls, config: Config, *, create: bool = True) -> "Catalog":
+        """Open the catalog that a configuration names: SQLite in `state_dir`, or PostgreSQL.
+
+        ConfigError where it is not there and `create` is False, for a command that only looks: a
+        mistyped path or URL must not make an empty one.
+        """
+        path = config.state_dir / FILE
+        if config.catalog.url:
+            return cls.connect(
+                config.catalog.url, password=config.catalog.read_password(), create=create
+            )
+        if not create and not path.exists():
+            raise ConfigError(
+                f"no catalog in {config.state_dir}; check state_dir, or start the service"
+            )
+        return cls.open(path)
 
     @classmethod
     def open(cls, path: Path) -> "Catalog":
@@ -42,51 +63,70 @@ class Catalog:
         return cls.connect(f"sqlite:///{path}")
 
     @classmethod
-    def connect(cls, url: str) -> "Catalog":
-        """Open the catalog at a SQLAlchemy URL; creates the tables where missing."""
-        engine = sa.create_engine(url)
-        if engine.dialect.name == "sqlite":
-            _prepare_sqlite(engine)
+    def connect(cls, url: str, *, password: str | None = None, create: bool = True) -> "Catalog":
+        """Open the catalog at a SQLAlchemy URL; brings its schema up to this version's.
+
+        Raises StoreError when it is of a newer schema or cannot be reached, and ConfigError where
+        there is none and `create` is False.
+        """
+        engine = database.make_engine(url, password)
         catalog = cls(engine)
         try:
-            catalog._ensure_schema()
+            catalog._ensure_schema(create)
         except BaseException:
             engine.dispose()
             raise
         return catalog
 
     @contextmanager
-    def begin(self) -> Iterator[Connection]:
-        """A write transaction: holds the writers' lock from its first statement to its end.
+    def begin(self, *, shared: bool = False) -> Iterator[Connection]:
+        """A write transaction: holds the writers' lock from its beginning to its end.
 
-        Commits on leaving the block, rolls back when it raises.
+        Commits on leaving the block, rolls back when it raises. `shared` lets others that share
+        run beside it where the database can: for statements whose outcome rows alone decide (a
+        compare-and-set, a unique key, a row locked before it is changed).
         """
-        with self.engine.begin() as connection:
+        mode = Mode.SHARED if shared else Mode.ALONE
+        with (
+            database.explained(self.engine),
+            database.connect(self.engine, mode) as connection,
+            connection.begin(),
+        ):
             yield connection
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A read transaction: one snapshot, no lock."""
-        with self.engine.connect().execution_options(draftkeep_read=True) as connection:
+        with (
+            database.explained(self.engine),
+            database.connect(self.engine, Mode.READ) as connection,
+        ):
             yield connection
+
+    @property
+    def place(self) -> str:
+        """Where the catalog is, for a person: a path, or a URL without its password."""
+        url = self.engine.url
+        return url.database or "" if url.drivername == "sqlite" else database.shown(url)
 
     def close(self) -> None:
         """Close every pooled connection."""
         self.engine.dispose()
 
-    def _ensure_schema(self) -> None:
+    def _ensure_schema(self, create: bool) -> None:
         try:
-            with self.begin() as connection:
-                schema.metadata.create_all(connection)
-                version = connection.scalar(sa.select(schema.schema_version.c.version))
-                if version is None:
-                    connection.execute(
-                        sa.insert(schema.schema_version).values(version=schema.SCHEMA_VERSION)
-                    )
-                    version = schema.SCHEMA_VERSION
+            with self.read() as connection:
+                version = migrations.version_of(connection)
+            if version == 0 and not create:
+                raise ConfigError(
+                    f"no catalog at {database.shown(self.engine.url)}; check the URL, or start "
+                    "the service"
+                )
+            if version < schema.SCHEMA_VERSION:
+                version = self._migrate()
         except sa.exc.DatabaseError as error:
             raise StoreError(
-                f"the catalog at {self.engine.url!r} cannot be opened ({error.orig}); "
+                f"the catalog at {self.place} cannot be opened ({error.orig}); "
                 "check the path, its permissions and that it is a catalog"
             ) from None
         if version != schema.SCHEMA_VERSION:
@@ -95,30 +135,7 @@ class Catalog:
                 "install the version of draftkeep that wrote it"
             )
 
-
-def insert(connection: Connection, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
-    """An INSERT that knows `on_conflict_do_nothing` and `on_conflict_do_update`."""
-    if connection.dialect.name == "sqlite":
-        return sqlite.insert(table)
-    return postgresql.insert(table)
-
-
-def _prepare_sqlite(engine: Engine) -> None:
-    event.listen(engine, "connect", _on_connect)
-    event.listen(engine, "begin", _on_begin)
-
-
-def _on_connect(connection: Any, _record: object) -> None:
-    # The driver would begin late, at the first INSERT: after a read that the write relies on.
-    connection.isolation_level = None
-    cursor = connection.cursor()
-    cursor.execute(f"PRAGMA busy_timeout = {int(BUSY_S * 1000)}")
-    cursor.execute("PRAGMA journal_mode = WAL")
-    cursor.execute("PRAGMA synchronous = FULL")
-    cursor.execute("PRAGMA foreign_keys = ON")
-    cursor.close()
-
-
-def _on_begin(connection: Connection) -> None:
-    reading = connection.get_execution_options().get("draftkeep_read", False)
-    connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+    def _migrate(self) -> int:
+        # Under the writers' lock: of several processes that start at once, one migrates.
+        with database.explained(self.engine), database.migrating(self.engine) as connection:
+            return migrations.upgrade(connection)

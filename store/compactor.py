@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -27,9 +28,11 @@ from draftkeep.store.admission import (
     parse,
 )
 from draftkeep.store.catalog import CHUNK, Catalog
+from draftkeep.store.database import insert_many
 from draftkeep.store.dead_letters import add_dead_letters
 from draftkeep.store.drops import add_drops
 from draftkeep.store.offsets import LogOffset, advance, locate, note_gaps
+from draftkeep.store.ownership import claim
 from draftkeep.store.schema import trace_ids
 from draftkeep.store.shard import ShardFile, write_shard
 from draftkeep.store.shard_rows import add_shard, require_present
@@ -100,8 +103,10 @@ class Compactor:
         """Move one batch; `read` 0 in the report means that the log has no more.
 
         Raises ConflictError when another compactor moved this log on meanwhile (start again), and
-        StoreError when the log is not the one that was read before.
+        StoreError when the log is not the one that was read before, or the shards in the directory
+        are another catalog's.
         """
+        claim(self._catalog, self._shards_dir)
         offset = locate(self._catalog, self._log)
         records = self._log.read(offset.start, self._limit_records, self._limit_bytes)
         gaps, following = note_gaps(offset, [record.offset for record in records])
@@ -153,7 +158,7 @@ class Compactor:
             plan = self._plan(candidates, unreadable, now_s)
             files = self._write(plan.stored)
             try:
-                with self._catalog.begin() as connection:
+                with self._catalog.begin(shared=True) as connection:
                     advance(connection, offset, following, now_s, gaps)
                     self._record(connection, plan, files, offset, now_s)
             except sa.exc.IntegrityError:
@@ -219,17 +224,22 @@ class Compactor:
         offset: LogOffset,
         now_s: float,
     ) -> None:
+        rows = []
         for file, items in files:
             require_present(file)
             shard_id = add_shard(connection, file, now_s)
-            connection.execute(sa.insert(trace_ids), [_trace_row(item, shard_id) for item in items])
+            rows += [_trace_row(item, shard_id) for item in items]
+        if rows:
+            # In one order for all: two compactors with the same traces wait, and never in a ring.
+            rows.sort(key=_row_key)
+            insert_many(connection, trace_ids, rows)
         dead = [item for item in plan.refused if item.reason not in COUNTED_ONLY]
         add_dead_letters(connection, dead, identity=offset.identity, now_s=now_s)
         counted = Counter(str(item.reason) for item in plan.refused if item.reason in COUNTED_ONLY)
         add_drops(connection, "compactor", counted, now_s)
 
 
-def _trace_row(item: Candidate, shard_id: int) -> dict[str, object]:
+def _trace_row(item: Candidate, shard_id: int) -> dict[str, Any]:
     bucket_s, trace_id, node = item.key
     return {
         "bucket_s": bucket_s,
@@ -242,6 +252,10 @@ def _trace_row(item: Candidate, shard_id: int) -> dict[str, object]:
         "positions": item.header.positions,
         "shard": shard_id,
     }
+
+
+def _row_key(row: dict[str, Any]) -> tuple[int, bytes, str]:
+    return row["bucket_s"], row["trace_id"], row["node"]
 
 
 def _refuse(item: Candidate, reason: Refusal) -> Refused:

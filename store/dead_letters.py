@@ -22,7 +22,8 @@ def add_dead_letters(
 ) -> None:
     """Keep refused records. The same bytes for the same reason add to one row's count."""
     cluster, topic, partition = identity
-    for item in refused:
+    # In one order for all: rows are locked until the commit, and writers must not form a ring.
+    for item in sorted(refused, key=lambda item: (str(item.reason), item.source.data)):
         header = item.header
         latest_s = int(now_s) + DEAD_LETTER_TTL_S
         statement = insert(connection, dead_letters).values(

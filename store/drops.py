@@ -17,7 +17,8 @@ def add_drops(connection: Connection, source: str, counts: Mapping[str, int], at
     call. Committed with the caller's transaction.
     """
     hour_s = int(at_s) // HOUR_S * HOUR_S
-    for reason, count in counts.items():
+    # In one order for all: rows are locked until the commit, and writers must not form a ring.
+    for reason, count in sorted(counts.items()):
         if count <= 0:
             continue
         statement = insert(connection, drops).values(

@@ -99,7 +99,7 @@ def _plan(
                 .on_conflict_do_nothing()
             )
             connection.execute(sa.delete(dead_letters).where(dead_letters.c.alias == alias))
-        _carry_out(connection, erasure_id, now_s)
+        carry_out(connection, erasure_id, now_s)
     return erasure_id
 
 
@@ -140,17 +140,24 @@ def _begin(
     )
 
 
-def _carry_out(connection: Connection, erasure_id: bytes, now_s: float) -> None:
-    """Quarantine, move channels and mark jobs by the erasure's tombstones; count all of it."""
+def carry_out(connection: Connection, erasure_id: bytes, now_s: float) -> None:
+    """Quarantine, move channels and mark jobs by the erasure's tombstones; count all of it.
+
+    Safe to repeat: it finds what the tombstones cover by then.
+    """
     drafters, newly = quarantine(connection, erasure_id)
     moved = clear_channels(connection, drafters, now_s)
     jobs = contaminate_jobs(connection, erasure_id, drafters)
     stone, trace, row = tombstones.c, trace_ids.c, erasures.c
     aliases = sa.select(sa.func.count()).where(stone.erasure == erasure_id).scalar_subquery()
-    # Aliases are keyed by period, so one of them never stands for traces of two periods.
     traces = (
         sa.select(sa.func.count())
-        .where(stone.erasure == erasure_id, stone.value == trace.alias)
+        .where(
+            stone.erasure == erasure_id,
+            stone.kind == "alias",
+            stone.value == trace.alias,
+            stone.period_id == trace.period_id,
+        )
         .scalar_subquery()
     )
     connection.execute(

@@ -20,7 +20,13 @@ def quarantine(connection: Connection, erasure_id: bytes) -> tuple[set[bytes], i
         stone.value == lineage.c.alias,
         stone.period_id == lineage.c.period_id,
     )
-    found = set(connection.scalars(learned))
+    return quarantine_with_descendants(connection, set(connection.scalars(learned)))
+
+
+def quarantine_with_descendants(
+    connection: Connection, found: set[bytes]
+) -> tuple[set[bytes], int]:
+    """Quarantine these drafters and all that descend from them; returns as `quarantine` does."""
     frontier = found
     while frontier:
         children = sa.select(drafters.c.digest).where(drafters.c.parent.in_(frontier))

@@ -105,14 +105,16 @@ def advance(
     cluster, topic, partition = offset.identity
     key = {"cluster": cluster, "topic": topic, "partition": partition}
     row = offsets.c
+    moved: sa.Executable
     if offset.stored is None:
-        result = connection.execute(
+        moved = (
             insert(connection, offsets)
             .values(**key, next=following, changed_s=now_s)
             .on_conflict_do_nothing()
+            .returning(row.next)
         )
     else:
-        result = connection.execute(
+        moved = (
             sa.update(offsets)
             .where(
                 row.cluster == cluster,
@@ -121,8 +123,9 @@ def advance(
                 row.next == offset.stored,
             )
             .values(next=following, changed_s=now_s)
+            .returning(row.next)
         )
-    if result.rowcount != 1:
+    if connection.execute(moved).first() is None:
         raise ConflictError(
             f"another compactor moved this log on from offset {offset.stored}; start again"
         )

@@ -22,10 +22,11 @@ from draftkeep.store.shard_rows import (
     ShardRow,
     add_shard,
     list_shards,
+    lock_shards,
     remove_shards,
     require_present,
 )
-from draftkeep.store.tombstones import erased_traces
+from draftkeep.store.tombstones import erased_shards, erased_traces
 
 _Key = tuple[bytes, str]
 
@@ -61,10 +62,14 @@ def rewrite_erased(
     Raises ConflictError when another process replaced a shard meanwhile; what was done stays done.
     """
     with catalog.read() as connection:
-        affected = sa.select(trace_ids.c.shard).where(trace_ids.c.shard.is_not(None), _dead(now_s))
-        inputs = list_shards(connection, shards.c.id.in_(affected))
+        past = sa.select(trace_ids.c.shard).where(
+            trace_ids.c.shard.is_not(None), trace_ids.c.period_id.in_(_past(now_s))
+        )
+        inputs = list_shards(
+            connection, sa.or_(shards.c.id.in_(erased_shards()), shards.c.id.in_(past))
+        )
     report = RewriteReport()
-    for shard in inputs:
+    for shard in _present(directory, inputs):
         report += _replace(catalog, directory, [shard], now_s=now_s, serial=new_serial())
     return report
 
@@ -86,9 +91,14 @@ def merge(
             connection, shards.c.bytes < target_bytes, shards.c.bucket_s > int(now_s)
         )
     report = RewriteReport()
-    for group in _groups(small, target_bytes):
+    for group in _groups(_present(directory, small), target_bytes):
         report += _replace(catalog, directory, group, now_s=now_s, serial=new_serial())
     return report
+
+
+def _present(directory: Path, inputs: Sequence[ShardRow]) -> list[ShardRow]:
+    """Those whose file is there: a lost one, which the sweeper reports, must not stop the rest."""
+    return [shard for shard in inputs if (directory / shard.name).exists()]
 
 
 def _groups(small: Sequence[ShardRow], target_bytes: int) -> list[list[ShardRow]]:
@@ -100,7 +110,8 @@ def _groups(small: Sequence[ShardRow], target_bytes: int) -> list[list[ShardRow]
     for family in families.values():
         group: list[ShardRow] = []
         for shard in family:
-            if group and sum(item.size_bytes for item in group) + shard.size_bytes > target_bytes:
+            size_bytes = sum(item.size_bytes for item in group) + shard.size_bytes
+            if len(group) == CHUNK or (group and size_bytes > target_bytes):
                 groups.append(group)
                 group = []
             group.append(shard)
@@ -116,7 +127,7 @@ def _replace(
         dead = _dead_keys(connection, ids, now_s)
     file = _copy(directory, inputs, dead, serial)
     try:
-        with catalog.begin() as connection:
+        with catalog.begin(shared=True) as connection:
             _swap(connection, inputs, file, dead, now_s)
     except ConflictError:
         if file is not None:
@@ -163,6 +174,7 @@ def _swap(
 ) -> None:
     row = trace_ids.c
     ids = [shard.id for shard in inputs]
+    lock_shards(connection, ids)
     if dead:
         connection.execute(
             sa.update(trace_ids)
@@ -194,5 +206,8 @@ def _dead_keys(connection: Connection, ids: Sequence[int], now_s: float) -> set[
 
 
 def _dead(now_s: float) -> sa.ColumnElement[bool]:
-    past = sa.select(periods.c.period_id).where(periods.c.destroy_at_s <= int(now_s))
-    return sa.or_(erased_traces(), trace_ids.c.period_id.in_(past))
+    return sa.or_(erased_traces(), trace_ids.c.period_id.in_(_past(now_s)))
+
+
+def _past(now_s: float) -> sa.Select[bytes]:
+    return sa.select(periods.c.period_id).where(periods.c.destroy_at_s <= int(now_s))

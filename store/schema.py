@@ -1,5 +1,6 @@
 """The catalog's tables.
 
+    which it is   schema_version, identity
     what exists   shards, trace_ids, offsets, gaps, dead_letters, drops
     who may       nodes, node_tenants, periods
     what left     tombstones, erasures
@@ -27,7 +28,8 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-SCHEMA_VERSION = 1
+# The last migration; a change here comes with one.
+SCHEMA_VERSION = 3
 
 # SQLite counts rows by itself only in a column declared exactly INTEGER.
 _ROW_ID = BigInteger().with_variant(Integer, "sqlite")
@@ -38,6 +40,13 @@ schema_version = Table(
     "schema_version",
     metadata,
     Column("version", Integer, primary_key=True),
+)
+
+# One row: 16 random bytes that name this catalog, see `ownership`.
+identity = Table(
+    "identity",
+    metadata,
+    Column("id", LargeBinary, primary_key=True),
 )
 
 # One immutable Parquet file. Every trace in it expires at `bucket_s` at the latest.
@@ -72,8 +81,7 @@ trace_ids = Table(
     Column("positions", BigInteger, nullable=False),
     Column("shard", ForeignKey("shards.id"), nullable=True),
     Index("trace_ids_by_shard", "shard"),
-    Index("trace_ids_by_alias", "alias"),
-    Index("trace_ids_by_period", "period_id"),
+    Index("trace_ids_by_subject", "period_id", "alias"),
 )
 
 # How far each log was read. `next` is the first offset not yet committed.

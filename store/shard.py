@@ -227,6 +227,16 @@ def read_shard(
         file.close(force=True)
 
 
+def read_keys(path: Path) -> frozenset[tuple[bytes, str]]:
+    """Trace id and node of every row. Raises like `read_shard`."""
+    file = _open(path)
+    try:
+        table = file.read(columns=["trace_id", "node"], use_threads=False)
+    finally:
+        file.close(force=True)
+    return frozenset(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+
 def _record(header: Header, row: dict[str, Any], shares: dict[bytes, bytes]) -> SealedTrace:
     return SealedTrace(
         header=header.encode(),

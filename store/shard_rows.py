@@ -10,6 +10,8 @@ from draftkeep.errors import ConflictError
 from draftkeep.store.schema import shards
 from draftkeep.store.shard import SHARD_FORMAT, ShardFile
 
+_REPLACED = "a shard was replaced or swept by another process; start again"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRow:
@@ -60,10 +62,21 @@ def add_shard(connection: Connection, file: ShardFile, now_s: float) -> int:
     return int(key[0])
 
 
+def lock_shards(connection: Connection, ids: Sequence[int]) -> None:
+    """Keep others that replace these shards out until the transaction ends.
+
+    Rows are locked in one order, so two that overlap wait and never in a ring. Raises
+    ConflictError unless all of them are listed.
+    """
+    query = sa.select(shards.c.id).where(shards.c.id.in_(ids)).order_by(shards.c.id)
+    if len(connection.scalars(query.with_for_update()).all()) != len(ids):
+        raise ConflictError(_REPLACED)
+
+
 def require_present(file: ShardFile) -> None:
     """Refuse to list a file that the sweeper took for an orphan.
 
-    Called inside the write transaction, whose lock the sweeper holds while it unlinks: so a
+    Called inside the write transaction, whose lock the sweeper holds alone while it unlinks: so a
     listed file exists, however long its writer slept between writing and committing.
     """
     if not file.path.exists():
@@ -77,4 +90,4 @@ def remove_shards(connection: Connection, ids: Sequence[int]) -> None:
     """Take shards off the list; raises ConflictError unless all of them are on it."""
     removed = connection.execute(sa.delete(shards).where(shards.c.id.in_(ids))).rowcount
     if removed != len(ids):
-        raise ConflictError("a shard was replaced or swept by another process; start again")
+        raise ConflictError(_REPLACED)

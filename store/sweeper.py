@@ -4,14 +4,15 @@ Expiry takes rows off the catalog first and unlinks afterwards; a crash in betwe
 that nothing lists, which the next sweep removes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import sqlalchemy as sa
 
 from draftkeep import files
-from draftkeep.store.catalog import Catalog
+from draftkeep.store.catalog import CHUNK, Catalog
+from draftkeep.store.ownership import claim
 from draftkeep.store.schema import dead_letters, shards, trace_ids
 from draftkeep.store.shard import SUFFIX
 from draftkeep.store.shard_rows import list_shards, remove_shards
@@ -55,7 +56,8 @@ class Sweeper:
         self._grace_s = grace_s
 
     def run_once(self) -> SweepReport:
-        """One sweep over everything."""
+        """One sweep over everything. Raises StoreError where the shards are another catalog's."""
+        claim(self._catalog, self._shards_dir)
         now_s = self._clock()
         names, freed, ids, letters = self._expire(now_s)
         for name in names:
@@ -87,15 +89,18 @@ class Sweeper:
         return [shard.name for shard in expired], freed, ids, letters
 
     def _remove_orphans(self, now_s: float) -> int:
-        old = [path for path in self._files() if _modified_s(path) <= now_s - self._grace_s]
-        if not old:
-            return 0
-        with self._catalog.begin() as connection:
-            listed = set(connection.scalars(sa.select(shards.c.name)))
-            orphans = [path for path in old if path.name not in listed]
-            for path in orphans:
-                path.unlink(missing_ok=True)
-        return len(orphans)
+        before_s = now_s - self._grace_s
+        suspects = find_orphans(self._catalog, self._shards_dir, before_s=before_s)
+        removed = 0
+        for start in range(0, len(suspects), CHUNK):
+            names = suspects[start : start + CHUNK]
+            with self._catalog.begin() as connection:
+                query = sa.select(shards.c.name).where(shards.c.name.in_(names))
+                orphans = set(names) - set(connection.scalars(query))
+                for name in orphans:
+                    (self._shards_dir / name).unlink(missing_ok=True)
+            removed += len(orphans)
+        return removed
 
     def _missing(self) -> tuple[str, ...]:
         with self._catalog.read() as connection:
@@ -108,9 +113,17 @@ class Sweeper:
             still = set(connection.scalars(sa.select(shards.c.name)))
         return tuple(name for name in absent if name in still)
 
-    def _files(self) -> Iterator[Path]:
-        if self._shards_dir.is_dir():
-            yield from self._shards_dir.glob(f"*{SUFFIX}")
+
+def find_orphans(catalog: Catalog, directory: Path, *, before_s: float) -> list[str]:
+    """Names of shard files, finished or temporary, older than `before_s` that nothing lists.
+
+    Asked outside the writers' lock: a writer may be about to list one.
+    """
+    old = [path for path in directory.glob(f"*{SUFFIX}") if _modified_s(path) <= before_s]
+    with catalog.read() as connection:
+        listed = set(connection.scalars(sa.select(shards.c.name)))
+    # A file that was replaced since the directory was read is gone, or goes without help.
+    return sorted(path.name for path in old if path.name not in listed and path.exists())
 
 
 def _modified_s(path: Path) -> float:

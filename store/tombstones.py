@@ -8,6 +8,7 @@ from sqlalchemy.engine import Connection
 
 from draftkeep.ingest.header import Header
 from draftkeep.store.catalog import CHUNK
+from draftkeep.store.database import utf8
 from draftkeep.store.schema import tombstones, trace_ids
 
 
@@ -52,12 +53,31 @@ def load_tombstones(connection: Connection, headers: Iterable[Header]) -> Tombst
 def erased_traces() -> sa.ColumnElement[bool]:
     """A condition on `trace_ids`: the row is covered by a tombstone."""
     stone = tombstones.c
-    tenant_bytes = sa.cast(trace_ids.c.tenant, sa.LargeBinary)
     by_alias = sa.exists().where(
         stone.kind == "alias",
         stone.value == trace_ids.c.alias,
         stone.period_id == trace_ids.c.period_id,
     )
     by_trace = sa.exists().where(stone.kind == "trace", stone.value == trace_ids.c.trace_id)
-    by_tenant = sa.exists().where(stone.kind == "tenant", stone.value == tenant_bytes)
+    by_tenant = sa.exists().where(stone.kind == "tenant", stone.value == utf8(trace_ids.c.tenant))
     return sa.or_(by_alias, by_trace, by_tenant)
+
+
+def erased_shards() -> sa.CompoundSelect[int | None]:
+    """The ids of shards with a row that a tombstone covers.
+
+    Asked from the tombstones' side, each kind by its own index: `erased_traces` over all shards
+    would look at every trace there is.
+    """
+    stone, trace = tombstones.c, trace_ids.c
+    by_alias = sa.and_(
+        stone.kind == "alias", stone.value == trace.alias, stone.period_id == trace.period_id
+    )
+    by_trace = sa.and_(stone.kind == "trace", stone.value == trace.trace_id)
+    by_tenant = sa.and_(stone.kind == "tenant", stone.value == utf8(trace.tenant))
+    return sa.union(
+        *(
+            sa.select(trace.shard).where(condition, trace.shard.is_not(None))
+            for condition in (by_alias, by_trace, by_tenant)
+        )
+    )

@@ -5,6 +5,8 @@ import os
 import torch
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ["tests.services.skips", "tests.services.fixtures"]
+
 # A busy machine is not a failing test. CI tries the same examples every time, so that a change
 # fails for what it changed; everybody else's runs look for new ones.
 settings.register_profile(

@@ -72,6 +72,9 @@ OVERRIDES = {
     "capture.rejected_branches": "true",
     "log.cap_bytes": "1048576",
     "log.bucket_s": "60",
+    "catalog.url": "postgresql://draftkeep@db.example/draftkeep",
+    "catalog.password": "word",
+    "catalog.password_file": "/run/secrets/catalog",
     "retention.period_s": "60",
     "retention.ttl_s": "86400",
     "distill.layers": "1",
@@ -122,6 +125,41 @@ def test_a_ttl_under_four_periods_is_refused() -> None:
     with pytest.raises(ConfigError, match="lengthen ttl_s"):
         load_config(None, {"DRAFTKEEP_RETENTION__TTL_S": "14399"})
     load_config(None, {"DRAFTKEEP_RETENTION__TTL_S": "14400"})
+
+
+def test_the_catalogs_password_is_read_and_never_shown(tmp_path: Path) -> None:
+    url = {
+        "DRAFTKEEP_CATALOG__URL": "postgresql://draftkeep@db.example:5432/traces?sslmode=require"
+    }
+    config = load_config(None, url | {"DRAFTKEEP_CATALOG__PASSWORD": "tell-nobody"})
+    assert config.catalog.read_password() == "tell-nobody"
+    assert "tell-nobody" not in repr(config) + config.model_dump_json()
+    file = tmp_path / "password"
+    file.write_text("from-a-file\n")
+    config = load_config(None, url | {"DRAFTKEEP_CATALOG__PASSWORD_FILE": str(file)})
+    assert config.catalog.read_password() == "from-a-file"
+    file.unlink()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        config.catalog.read_password()
+    assert load_config(None, url).catalog.read_password() is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"url": "postgresql://draftkeep:tell-nobody@db/traces"}, "url holds a password"),
+        ({"url": "postgresql://db/traces?password=tell-nobody"}, "url holds a password"),
+        ({"url": "mysql://draftkeep:tell-nobody@db/traces"}, "catalog.url"),
+        ({"password": "tell-nobody", "password_file": "/tell-nobody"}, "set one"),
+    ],
+)
+def test_a_password_in_the_wrong_place_is_refused_and_not_shown(
+    settings: dict[str, str], reason: str
+) -> None:
+    environ = {f"DRAFTKEEP_CATALOG__{key.upper()}": value for key, value in settings.items()}
+    with pytest.raises(ConfigError, match=reason) as caught:
+        load_config(None, environ)
+    assert "tell-nobody" not in str(caught.value)
 
 
 def test_two_tenants_of_one_name_are_refused() -> None:

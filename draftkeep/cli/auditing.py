@@ -8,7 +8,6 @@ from rich.console import Console
 
 from draftkeep.cli.tables import plain_table
 from draftkeep.config import Config
-from draftkeep.errors import ConfigError
 from draftkeep.store.audit import AuditResult, AuditSession
 from draftkeep.store.catalog import Catalog
 
@@ -25,12 +24,7 @@ def ask(config: Config, sql: str) -> AuditResult:
 
 def open_existing(config: Config) -> Catalog:
     """The catalog, for commands that only look: a mistyped path must not make an empty one."""
-    path = config.state_dir / "catalog.db"
-    if not path.exists():
-        raise ConfigError(
-            f"no catalog in {config.state_dir}; check state_dir, or start the service"
-        )
-    return Catalog.open(path)
+    return Catalog.configured(config, create=False)
 
 
 def print_result(result: AuditResult, console: Console) -> None:

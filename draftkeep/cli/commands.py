@@ -25,6 +25,8 @@ app = typer.Typer(
 )
 drafters_app = typer.Typer(help="List drafters, or make the cold one.", no_args_is_help=True)
 app.add_typer(drafters_app, name="drafters")
+catalog_app = typer.Typer(help="Look after the catalog.", no_args_is_help=True)
+app.add_typer(catalog_app, name="catalog")
 ConfigOption = Annotated[
     Path | None,
     typer.Option("--config", "-c", envvar="DRAFTKEEP_CONFIG", help="Configuration file (TOML)."),
@@ -130,6 +132,26 @@ def drafters_cold(config: ConfigOption = None) -> None:
     from draftkeep.cli.drafters import publish_cold
 
     Console().print(publish_cold(load_config(config)).hex(), highlight=False)
+
+
+@catalog_app.command("check")
+def catalog_check(
+    config: ConfigOption = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Mend what can be mended without a loss.")
+    ] = False,
+    sizes_only: Annotated[
+        bool, typer.Option("--sizes-only", help="Do not read the files to compare digests.")
+    ] = False,
+) -> None:
+    """Prove that catalog, shards and log agree. Exit status 1 where they do not."""
+    from draftkeep.cli.checking import check_store, report_table
+    from draftkeep.cli.tables import table_console
+
+    report = check_store(load_config(config), repair=repair, digests=not sizes_only)
+    table_console().print(report_table(report))
+    if not report.sound:
+        raise typer.Exit(1)
 
 
 def only_tenant(config: Config, name: str | None) -> str:

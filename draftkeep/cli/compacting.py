@@ -21,7 +21,7 @@ TARGET_SHARD_BYTES = 128 * 1024**2
 def compact_once(config: Config) -> dict[str, Any]:
     """Read the log to its end, rewrite erased rows, merge, sweep shards and checkpoints."""
     issuer_public = read_anchor(config.state_dir, ISSUER)
-    catalog = Catalog.open(config.state_dir / "catalog.db")
+    catalog = Catalog.configured(config)
     log = SqliteLog.open_reader(config.state_dir / "log" / "traces")
     shards = config.state_dir / "shards"
     try:

@@ -163,13 +163,13 @@ def _log(config: Config) -> Finding:
 def _catalog(config: Config) -> Finding:
     from draftkeep.store.catalog import Catalog
 
-    path = config.state_dir / "catalog.db"
-    if not path.exists():
+    if not config.catalog.url and not (config.state_dir / "catalog.db").exists():
         return Finding(
             check="catalog", status="ok", detail="none yet; it is made at the first start"
         )
-    Catalog.open(path).close()
-    return Finding(check="catalog", status="ok", detail=str(path))
+    catalog = Catalog.configured(config, create=False)
+    catalog.close()
+    return Finding(check="catalog", status="ok", detail=catalog.place)
 
 
 def _disk(config: Config) -> Finding:

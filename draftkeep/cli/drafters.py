@@ -65,7 +65,7 @@ def publish_cold(config: Config) -> bytes:
     tenants = tuple(tenant.name for tenant in config.tenants)
     gate = SigningKey.load_or_create(config.keys_path / "gate.key")
     publish_anchor(config.state_dir, GATE, gate.public)
-    catalog = Catalog.open(config.state_dir / "catalog.db")
+    catalog = Catalog.configured(config)
     registry = Registry(catalog, config.state_dir / "drafters")
     try:
         # A fixed creation time: the same target and configuration give the same drafter.

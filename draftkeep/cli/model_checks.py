@@ -71,13 +71,13 @@ def check_drafter(config: Config) -> Finding:
         detail=f"channel {config.serve.channel} is empty; the service {drafts}",
         remedy="draftkeep drafters cold",
     )
-    if not (config.state_dir / "catalog.db").exists():
+    if not config.catalog.url and not (config.state_dir / "catalog.db").exists():
         return nothing
     target = _target(config)
     # As the node does, so that what does not fit there does not fit here.
     embedding_VC = target.model.get_input_embeddings().weight
     scope = scope_of(tuple(tenant.name for tenant in config.tenants))
-    catalog = Catalog.open(config.state_dir / "catalog.db")
+    catalog = Catalog.configured(config)
     try:
         registry = Registry(catalog, config.state_dir / "drafters")
         digest = registry.channel(scope, config.serve.channel)

@@ -35,6 +35,8 @@ COMMANDS = (
     ("drafters",),
     ("drafters", "list"),
     ("drafters", "cold"),
+    ("catalog",),
+    ("catalog", "check"),
     ("doctor",),
     ("demo",),
 )

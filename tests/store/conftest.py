@@ -1,13 +1,18 @@
-"""A whole little deployment on disk: keyring, nodes, log, catalog and shards, on a hand clock."""
+"""A whole little deployment on disk: keyring, nodes, log, catalog and shards, on a hand clock.
+
+Everything that asks for `catalog_url` or `world` runs on SQLite and on PostgreSQL.
+"""
 
 import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from draftkeep.config import RetentionConfig
@@ -22,12 +27,15 @@ from draftkeep.store.compactor import Compactor
 from draftkeep.store.nodes import enrol_node, node_public
 from draftkeep.store.periods import publish_period
 from draftkeep.store.reader import iter_sealed
+from tests.services.needs import POSTGRESQL, missing
+from tests.services.postgres import Postgres, running_postgres
 
 PERIOD_S = 3600
 TTL_S = 7 * 86400
 START_S = 1_800_000_000 // PERIOD_S * PERIOD_S
 TARGET = b"T" * 32
 TENANTS = ("acme", "birch")
+DATABASES = ("sqlite", "postgresql")
 
 
 @dataclass
@@ -50,6 +58,7 @@ class World:
     signing: SigningKey
     sealer: Sealer
     log: SqliteLog
+    catalog_url: str
     catalog: Catalog
     rng: random.Random = field(default_factory=lambda: random.Random(7))
 
@@ -120,11 +129,11 @@ class HookedCatalog(Catalog):
     hook: Callable[[], object] | None = None
 
     @contextmanager
-    def begin(self) -> Iterator[Connection]:
+    def begin(self, *, shared: bool = False) -> Iterator[Connection]:
         hook, self.hook = self.hook, None
         if hook is not None:
             hook()
-        with super().begin() as connection:
+        with super().begin(shared=shared) as connection:
             yield connection
 
 
@@ -140,13 +149,13 @@ def resign(world: World, sealed: SealedTrace, **header: object) -> SealedTrace:
     return replace(sealed, header=changed, signature=world.signing.sign(message))
 
 
-def make_world(root: Path) -> World:
+def make_world(root: Path, catalog_url: str) -> World:
     clock = HandClock()
     retention = RetentionConfig(period_s=PERIOD_S, ttl_s=TTL_S)
     keyring = Keyring.open(root / "keys", retention=retention, clock=clock)
     signing = SigningKey.load_or_create(root / "keys" / "node-n1.key")
     log = SqliteLog(root / "log", cap_bytes=1 << 30, bucket_s=600, clock=clock)
-    catalog = Catalog.open(root / "catalog.db")
+    catalog = Catalog.connect(catalog_url)
     enrol_node(catalog, "n1", signing.public, TENANTS, clock())
     return World(
         root=root,
@@ -155,6 +164,7 @@ def make_world(root: Path) -> World:
         signing=signing,
         sealer=Sealer(keyring.node_keys(), "n1", signing, clock=clock),
         log=log,
+        catalog_url=catalog_url,
         catalog=catalog,
     )
 
@@ -165,8 +175,92 @@ def close_world(world: World) -> None:
     world.keyring.close()
 
 
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """One server, without fsync, that all tests of this process share."""
+    lacking = missing([POSTGRESQL])
+    if lacking:
+        pytest.skip(f"this machine lacks {lacking[0].name}")
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def catalog_template(postgres: Postgres) -> Iterator[str]:
+    """The name of a database with an empty catalog. A copy of it is quicker than a fresh one."""
+    url = postgres.create_database()
+    Catalog.connect(url).close()
+    yield url.rsplit("/", 1)[1]
+    postgres.drop_database(url)
+
+
+_numbers = count()
+
+
+@contextmanager
+def copies(server: Postgres, template: str) -> Iterator[Callable[[], str]]:
+    """Makes a copy of the template at every call, and drops all of them in the end."""
+    made: list[str] = []
+    engine = sa.create_engine(server.url(), isolation_level="AUTOCOMMIT")
+
+    def copy() -> str:
+        made.append(server.url(f"catalog_{next(_numbers)}"))
+        with engine.connect() as connection:
+            name = made[-1].rsplit("/", 1)[1]
+            connection.execute(sa.text(f"CREATE DATABASE {name} TEMPLATE {template}"))
+        return made[-1]
+
+    yield copy
+    engine.dispose()
+    for url in made:
+        server.drop_database(url)
+
+
+@pytest.fixture(params=DATABASES)
+def new_catalog_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], str]]:
+    """Where the next empty catalog is, or will be: once for each database."""
+    if request.param == "sqlite":
+        yield lambda: f"sqlite:///{tmp_path / f'catalog-{next(_numbers)}.db'}"
+        return
+    template = request.getfixturevalue("catalog_template")
+    with copies(request.getfixturevalue("postgres"), template) as copy:
+        yield copy
+
+
+@pytest.fixture(params=DATABASES)
+def bare_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Where nothing is yet: no file, and a database without a table."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'catalog.db'}"
+        return
+    server: Postgres = request.getfixturevalue("postgres")
+    url = server.create_database()
+    yield url
+    server.drop_database(url)
+
+
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = make_world(tmp_path)
+def postgres_catalog_url(postgres: Postgres, catalog_template: str) -> Iterator[str]:
+    """Where one empty catalog is, in PostgreSQL."""
+    with copies(postgres, catalog_template) as copy:
+        yield copy()
+
+
+@pytest.fixture
+def catalog_url(new_catalog_url: Callable[[], str]) -> str:
+    """Where one empty catalog is, or will be."""
+    return new_catalog_url()
+
+
+@pytest.fixture
+def catalog(catalog_url: str) -> Iterator[Catalog]:
+    opened = Catalog.connect(catalog_url)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def world(tmp_path: Path, catalog_url: str) -> Iterator[World]:
+    made = make_world(tmp_path, catalog_url)
     yield made
     close_world(made)

@@ -1,6 +1,7 @@
 """An auditor's SQL: what it answers, and what it cannot do."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,16 @@ from draftkeep.store import schema
 from draftkeep.store.audit import AuditSession
 from draftkeep.store.audit_views import REPORTS, VIEWS
 from draftkeep.store.erasure import erase_subject
-from tests.store.conftest import PERIOD_S, START_S, TTL_S, World, close_world, make_world
+from tests.store.conftest import (
+    DATABASES,
+    PERIOD_S,
+    START_S,
+    TTL_S,
+    World,
+    close_world,
+    copies,
+    make_world,
+)
 
 
 def fill(world: World) -> World:
@@ -37,12 +47,20 @@ def filled(world: World) -> World:
     return fill(world)
 
 
-@pytest.fixture(scope="module")
-def untouched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+@pytest.fixture(scope="module", params=DATABASES)
+def untouched(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[World]:
     """A filled world that its tests only look at."""
-    made = make_world(tmp_path_factory.mktemp("untouched"))
-    yield fill(made)
-    close_world(made)
+    root = tmp_path_factory.mktemp("untouched")
+    with ExitStack() as stack:
+        url = f"sqlite:///{root / 'catalog.db'}"
+        if request.param == "postgresql":
+            template = request.getfixturevalue("catalog_template")
+            url = stack.enter_context(copies(request.getfixturevalue("postgres"), template))()
+        made = make_world(root, url)
+        stack.callback(close_world, made)
+        yield fill(made)
 
 
 @pytest.fixture(scope="module")

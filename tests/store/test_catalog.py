@@ -4,7 +4,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,20 +21,33 @@ from draftkeep.store.nodes import enrol_node, load_nodes, node_public, revoke_no
 from draftkeep.store.periods import load_periods, publish_period
 
 
-@pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    opened = Catalog.open(tmp_path / "state" / "catalog.db")
-    yield opened
-    opened.close()
-
-
-def test_sqlite_runs_with_the_settings_durability_needs(catalog: Catalog) -> None:
+def test_sqlite_runs_with_the_settings_durability_needs(tmp_path: Path) -> None:
+    catalog = Catalog.open(tmp_path / "state" / "catalog.db")
     with catalog.read() as connection:
         found = {
             name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
             for name in ("journal_mode", "synchronous", "foreign_keys")
         }
+    catalog.close()
     assert found == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
+
+
+def test_postgresql_runs_with_the_settings_durability_needs(postgres_catalog_url: str) -> None:
+    catalog = Catalog.connect(postgres_catalog_url)
+    with catalog.read() as connection:
+        found = {
+            name: connection.exec_driver_sql(f"SHOW {name}").scalar()
+            for name in ("transaction_isolation", "transaction_read_only", "synchronous_commit")
+        }
+    with catalog.begin() as connection:
+        isolation = connection.exec_driver_sql("SHOW transaction_isolation").scalar()
+    catalog.close()
+    assert found == {
+        "transaction_isolation": "repeatable read",
+        "transaction_read_only": "on",
+        "synchronous_commit": "on",
+    }
+    assert isolation == "read committed"
 
 
 def test_foreign_keys_hold(catalog: Catalog) -> None:
@@ -45,10 +57,9 @@ def test_foreign_keys_hold(catalog: Catalog) -> None:
 
 OPEN_AND_COUNT = """
 import sys
-from pathlib import Path
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.drops import add_drops
-catalog = Catalog.open(Path(sys.argv[1]))
+catalog = Catalog.connect(sys.argv[1])
 for _ in range(25):
     with catalog.begin() as connection:
         add_drops(connection, "test", {"busy": 1}, 0.0)
@@ -56,15 +67,16 @@ catalog.close()
 """
 
 
-def test_processes_that_open_a_fresh_catalog_at_once_lose_no_write(tmp_path: Path) -> None:
-    path = tmp_path / "catalog.db"
-    command = [sys.executable, "-c", OPEN_AND_COUNT, str(path)]
+def test_processes_that_open_a_fresh_catalog_at_once_lose_no_write(bare_url: str) -> None:
+    command = [sys.executable, "-c", OPEN_AND_COUNT, bare_url]
     processes = [subprocess.Popen(command) for _ in range(4)]
     assert [process.wait() for process in processes] == [0, 0, 0, 0]
-    catalog = Catalog.open(path)
+    catalog = Catalog.connect(bare_url)
     with catalog.read() as connection:
         assert connection.scalar(sa.select(schema.drops.c.count)) == 100
-        assert connection.execute(sa.select(schema.schema_version)).all() == [(1,)]
+        assert connection.execute(sa.select(schema.schema_version)).all() == [
+            (schema.SCHEMA_VERSION,)
+        ]
     catalog.close()
 
 
@@ -111,12 +123,12 @@ def test_a_transaction_that_raises_leaves_nothing(catalog: Catalog) -> None:
         assert connection.execute(sa.select(schema.drops)).all() == []
 
 
-def test_a_newer_schema_is_refused(catalog: Catalog, tmp_path: Path) -> None:
+def test_a_newer_schema_is_refused(catalog: Catalog, catalog_url: str) -> None:
+    newer = schema.SCHEMA_VERSION + 1
     with catalog.begin() as connection:
-        connection.execute(sa.update(schema.schema_version).values(version=2))
-    catalog.close()
-    with pytest.raises(StoreError, match="schema version 2, expected 1"):
-        Catalog.open(tmp_path / "state" / "catalog.db")
+        connection.execute(sa.update(schema.schema_version).values(version=newer))
+    with pytest.raises(StoreError, match=f"schema version {newer}, expected {newer - 1}"):
+        Catalog.connect(catalog_url)
 
 
 def test_a_file_that_is_no_catalog_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -127,8 +139,8 @@ def test_a_file_that_is_no_catalog_is_refused_and_left_alone(tmp_path: Path) -> 
     assert path.read_bytes() == b"no database at all" * 100
 
 
-def test_the_file_is_a_plain_sqlite_database(catalog: Catalog, tmp_path: Path) -> None:
-    catalog.close()
+def test_the_file_is_a_plain_sqlite_database(tmp_path: Path) -> None:
+    Catalog.open(tmp_path / "state" / "catalog.db").close()
     with sqlite3.connect(tmp_path / "state" / "catalog.db") as connection:
         names = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
     connection.close()

@@ -30,6 +30,7 @@ from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.store import compactor as compactor_module
 from draftkeep.store import rewriter, schema
 from draftkeep.store.catalog import Catalog
+from draftkeep.store.check import check_catalog
 from draftkeep.store.compactor import Compactor
 from draftkeep.store.erasure import erase_subject
 from draftkeep.store.shard import read_shard, write_shard
@@ -61,9 +62,9 @@ class FusedCatalog(Catalog):
     fuse: Fuse
 
     @contextmanager
-    def begin(self) -> Iterator[Connection]:
+    def begin(self, *, shared: bool = False) -> Iterator[Connection]:
         self.fuse()
-        with super().begin() as connection:
+        with super().begin(shared=shared) as connection:
             yield connection
             self.fuse()
         self.fuse()
@@ -90,10 +91,12 @@ class FusedLog:
 class StoreMachine(RuleBasedStateMachine):
     """Producers, a compactor that keeps dying, erasures, merges, sweeps, and the clock."""
 
+    new_catalog_url: Callable[[], str]
+
     def __init__(self) -> None:
         super().__init__()
         self.root = Path(tempfile.mkdtemp())
-        self.world = make_world(self.root)
+        self.world = make_world(self.root, self.new_catalog_url())
         self.fuse = Fuse()
         self.catalog = FusedCatalog(self.world.catalog.engine)
         self.catalog.fuse = self.fuse
@@ -218,6 +221,11 @@ class StoreMachine(RuleBasedStateMachine):
         assert ids(self.world.stored()) == ids(self.live())
         assert ids(self.world.stored(include_erased=True)) == ids(self.live())
         assert_catalog_is_the_files(self.world)
+        world = self.world
+        findings = check_catalog(
+            world.catalog, world.shards_dir, logs=[world.log], now_s=world.clock()
+        )
+        assert [finding for finding in findings if finding.broken] == []
 
 
 def assert_catalog_is_the_files(world: World) -> None:
@@ -238,9 +246,13 @@ def assert_catalog_is_the_files(world: World) -> None:
     assert {item.shard for item in known} == set(rows)
 
 
-def test_exactly_once_whatever_crashes_where() -> None:
+def test_exactly_once_whatever_crashes_where(new_catalog_url: Callable[[], str]) -> None:
+    class Machine(StoreMachine):
+        pass
+
+    Machine.new_catalog_url = staticmethod(new_catalog_url)
     run_state_machine_as_test(
-        StoreMachine,
+        Machine,
         settings=settings(max_examples=12, stateful_step_count=25, deadline=None),
     )
 
@@ -281,9 +293,10 @@ from pathlib import Path
 from draftkeep.errors import ConflictError
 from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.store.catalog import Catalog
+from draftkeep.store.check import check_catalog
 from draftkeep.store.compactor import Compactor
 root, issuer, now = Path(sys.argv[1]), bytes.fromhex(sys.argv[2]), float(sys.argv[3])
-catalog = Catalog.open(root / "catalog.db")
+catalog = Catalog.connect(sys.argv[4])
 compactor = Compactor(
     SqliteLog.open_reader(root / "log"), catalog, root / "shards",
     clock=lambda: now, issuer_public=issuer, limit_records=4,
@@ -303,6 +316,7 @@ def test_two_compactors_that_are_killed_again_and_again_lose_and_repeat_nothing(
 ) -> None:
     rng = random.Random(3)
     arguments = [str(world.root), world.keyring.issuer_public.hex(), str(world.clock())]
+    arguments.append(world.catalog_url)
     command = [sys.executable, "-c", LOOP, *arguments]
     sealed: list[SealedTrace] = []
     running: list[subprocess.Popen[str]] = []

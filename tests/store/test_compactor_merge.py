@@ -22,7 +22,7 @@ from draftkeep.store.catalog import Catalog
 from draftkeep.store.compactor import Compactor
 from draftkeep.store.sweeper import Sweeper
 log = SqliteLog(root / "log", cap_bytes=1 << 30, bucket_s=600, clock=lambda: now)
-catalog = Catalog.open(root / "catalog.db")
+catalog = Catalog.connect(sys.argv[4])
 compactor = Compactor(
     log, catalog, root / "shards", clock=lambda: now, issuer_public=issuer, period_s=3600
 )
@@ -48,6 +48,7 @@ def test_compactor_sweeper_and_audit_run_where_no_key_is(world: World) -> None:
     hidden = world.root / "elsewhere"
     (world.root / "keys").rename(hidden)
     arguments = [str(world.root), world.keyring.issuer_public.hex(), str(world.clock())]
+    arguments.append(world.catalog_url)
     done = subprocess.run(
         [sys.executable, "-c", COMPACT, *arguments], capture_output=True, text=True, check=False
     )

@@ -1,7 +1,6 @@
 """The registry: who may serve, and that an erasure always wins."""
 
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -95,10 +94,8 @@ class Shop:
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Iterator[Shop]:
-    catalog = Catalog.open(tmp_path / "catalog.db")
-    yield Shop(tmp_path, catalog, Registry(catalog, tmp_path / "drafters"))
-    catalog.close()
+def shop(tmp_path: Path, catalog: Catalog) -> Shop:
+    return Shop(tmp_path, catalog, Registry(catalog, tmp_path / "drafters"))
 
 
 def learned(alias: bytes, tenant: str = "acme") -> JobInput:

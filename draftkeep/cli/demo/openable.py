@@ -47,7 +47,7 @@ def aliases_of(config_path: Path, tenant: str, subject: str) -> frozenset[bytes]
 def count_openable(config_path: Path, tenant: str, aliases: Collection[bytes]) -> Openable:
     """Try to open every stored trace of these aliases, erased ones included."""
     config = load_config(config_path)
-    catalog = Catalog.open(config.state_dir / "catalog.db")
+    catalog = Catalog.configured(config)
     traces = opened = 0
     try:
         with _keyring(config) as keyring:

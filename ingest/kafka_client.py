@@ -1,0 +1,132 @@
+"""KafkaAccess: how to reach a cluster, and clients of kafka-python that are closed to the end."""
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kafka import KafkaAdminClient
+from kafka.errors import KafkaError
+from kafka.net.compat import KafkaNetClient
+
+from draftkeep.errors import StoreError
+
+# The library's own bound is 30 s, and it grows its pause between attempts to as much: a broker
+# that is back would wait for us instead of we for it.
+RECONNECT_MAX_MS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaAccess:
+    """Where the brokers are and how to log in.
+
+    `servers` are host:port. With `ca_file` (PEM) the connection is TLS and the brokers' names are
+    checked; with `username` the login is SCRAM-SHA-512, over TLS only. A client that no broker
+    lets in gives up after about `patience_s`.
+    """
+
+    servers: tuple[str, ...]
+    ca_file: Path | None = None
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    patience_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Raises StoreError for a login that would cross the network in the open."""
+        if self.username is not None and (self.ca_file is None or self.password is None):
+            raise StoreError("a Kafka username needs a password and ca_file: SCRAM goes over TLS")
+
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments that every kafka-python client takes."""
+        options: dict[str, Any] = {
+            "bootstrap_servers": list(self.servers),
+            "bootstrap_timeout_ms": int(800 * self.patience_s),
+            "reconnect_backoff_max_ms": RECONNECT_MAX_MS,
+            "security_protocol": "PLAINTEXT" if self.ca_file is None else "SSL",
+        }
+        if self.ca_file is not None:
+            options["ssl_cafile"] = os.fspath(self.ca_file)
+        if self.username is not None:
+            options |= {
+                "security_protocol": "SASL_SSL",
+                "sasl_mechanism": "SCRAM-SHA-512",
+                "sasl_plain_username": self.username,
+                "sasl_plain_password": self.password,
+            }
+        return options
+
+    def connect(self, kind: Any, **options: Any) -> Any:
+        """Make a client of class `kind` (producer, consumer, admin); the caller closes it.
+
+        Raises StoreError with the library's own reason where no broker lets it in, after about
+        `patience_s`. Never blocks for longer: producer and consumer wait for as long as a broker
+        that hangs in the TLS handshake, so an admin client, which can be stopped, goes first and
+        tells them the broker's version, which is all that their constructors ask for.
+        """
+        is_admin = kind is KafkaAdminClient
+        admin, version = self._admit({**self.options(), **(options if is_admin else {})})
+        if is_admin:
+            return admin
+        admin.close()
+        return kind(**{**self.options(), "api_version": version, **options})
+
+    def _admit(self, options: dict[str, Any]) -> tuple[Any, tuple[int, ...]]:
+        """An admin client and the version of the broker that let it in."""
+        made: list[KafkaNetClient] = []
+
+        def network(**configs: Any) -> KafkaNetClient:
+            made.append(KafkaNetClient(**configs))
+            return made[-1]
+
+        def give_up() -> None:
+            # A constructor that fails leaves a thread and its sockets behind.
+            for client in made:
+                client.close()
+
+        alarm = threading.Timer(self.patience_s, give_up)
+        alarm.start()
+        with _first_words() as words:
+            try:
+                admin = KafkaAdminClient(kafka_client=network, **options)
+                return admin, made[0].get_broker_version()
+            except KafkaError as error:
+                give_up()
+                raise StoreError(
+                    f"no Kafka broker at {', '.join(self.servers)} lets us in: "
+                    f"{_reason(words) or error}; check that it runs, its address, and the TLS and "
+                    "login settings of both sides"
+                ) from error
+            finally:
+                alarm.cancel()
+
+    @contextmanager
+    def admin(self) -> Iterator[Any]:
+        """An admin client, closed at the end. Raises StoreError as `connect` does."""
+        client = self.connect(KafkaAdminClient)
+        try:
+            yield client
+        finally:
+            client.close()
+
+
+@contextmanager
+def _first_words() -> Iterator[list[str]]:
+    """What the library logs meanwhile: the reason of a failure stands nowhere else."""
+    words: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: words.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("kafka.net")
+    logger.addHandler(handler)
+    try:
+        yield words
+    finally:
+        logger.removeHandler(handler)
+
+
+def _reason(words: list[str]) -> str | None:
+    """A refused login, where there is one: a broker may first just hang up."""
+    return next((line for line in words if "uthentication" in line), next(iter(words), None))

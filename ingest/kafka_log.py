@@ -1,0 +1,267 @@
+"""The log on Apache Kafka: one partition of one topic.
+
+Acknowledged means that the replicas in sync have it. Expiry is the topic's own
+(`draftkeep.ingest.kafka_topic`). Offsets are Kafka's: strictly increasing, never used twice.
+"""
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from kafka.errors import KafkaError, OffsetOutOfRangeError
+
+from draftkeep.errors import StoreError
+from draftkeep.ingest.kafka_client import KafkaAccess
+from draftkeep.ingest.kafka_topic import topic_identity
+from draftkeep.ingest.kafka_writer import KafkaWriter
+from draftkeep.ingest.log import LogRecord
+
+_FETCH_BYTES = 4 * 1024**2
+_FETCH_WAIT_MS = 100
+_POLL_MS = 200
+_PAUSE_S = 0.1
+DEFAULT_BUDGET_BYTES = 64 * 1024**2
+DEFAULT_DEADLINE_S = 30.0
+
+_T = TypeVar("_T")
+
+
+class KafkaLog:
+    """A `Log` that any number of processes append to and read.
+
+    An append that failed may have written any of its records; those of several processes, and
+    those that had to be sent again, may lie between each other. A record that was freed may come
+    back when brokers crash within a minute, so freeing is repeated until it holds.
+    """
+
+    def __init__(
+        self,
+        access: KafkaAccess,
+        topic: str,
+        *,
+        partition: int = 0,
+        budget_bytes: int = DEFAULT_BUDGET_BYTES,
+        deadline_s: float = DEFAULT_DEADLINE_S,
+    ) -> None:
+        """Open a topic that exists, remembering which one it is. Raises StoreError without it.
+
+        `deadline_s` bounds every call, `budget_bytes` what appends keep in memory.
+        """
+        self._access = access
+        self._partition = TopicPartition(topic, partition)
+        self._deadline_s = deadline_s
+        self._lock = threading.RLock()
+        self._admin: Any = None
+        self._consumer: Any = None
+        # What was fetched and not yet given out, and the position at which it starts.
+        self._fetched: deque[LogRecord] = deque()
+        self._fetched_from = 0
+        self._writer = KafkaWriter(access, topic, budget_bytes=budget_bytes, deadline_s=deadline_s)
+        self._closed = False
+        self._identity = self._read_identity()
+
+    def append(self, records: Sequence[bytes]) -> int:
+        """See `Log.append`; others' records may lie between these, and all or none is not kept."""
+        if not records:
+            self._check_open()
+            return self.bounds()[1]
+        return self._writer.append(records, partition=self._partition.partition)[0]
+
+    def read(self, start: int, limit_records: int, limit_bytes: int) -> list[LogRecord]:
+        """See `Log.read`. Also raises StoreError where the topic was made again meanwhile."""
+
+        def read(_admin: Any) -> list[LogRecord]:
+            first, following = self.bounds()
+            if start > following:
+                raise StoreError(
+                    f"reading from offset {start}, but the log ends at {following}: the offset "
+                    "belongs to another log, or the topic was made again"
+                )
+            return self._read(max(start, first), following, limit_records, limit_bytes)
+
+        with self._lock:
+            records = self._reach(read)
+            # A topic of the same name is read without a word; its records are not these.
+            self._check_identity()
+            return records
+
+    def free(self, up_to: int) -> None:
+        """Delete the records below `up_to` for every reader of the partition.
+
+        Their bytes leave the disks with their segment. Not safe against a crash of the brokers
+        within a minute: repeat it later.
+        """
+
+        def free(admin: Any) -> None:
+            self._check_identity()
+            first, following = self.bounds()
+            if up_to > following:
+                raise StoreError(f"freeing up to offset {up_to}, but the log ends at {following}")
+            if up_to > first:
+                admin.delete_records({self._partition: up_to})
+
+        self._reach(free)
+
+    def bounds(self) -> tuple[int, int]:
+        """See `Log.bounds`; the end is what all replicas in sync have."""
+
+        def bounds(_admin: Any) -> tuple[int, int]:
+            consumer, wait_ms = self._reader(), int(self._deadline_s * 1000)
+            first = consumer.beginning_offsets([self._partition], timeout_ms=wait_ms)
+            following = consumer.end_offsets([self._partition], timeout_ms=wait_ms)
+            return first[self._partition], following[self._partition]
+
+        return self._reach(bounds)
+
+    def size_bytes(self) -> int:
+        """What the largest replica occupies; freed records count until their segment goes."""
+        wanted = {self._partition.topic: [self._partition.partition]}
+        brokers = self._reach(lambda admin: admin.describe_log_dirs(wanted))
+        return max(
+            (
+                partition["partition_size"]
+                for broker in brokers
+                for directory in broker["log_dirs"]
+                for topic in directory["topics"]
+                for partition in topic["partitions"]
+            ),
+            default=0,
+        )
+
+    def identity(self) -> tuple[str, str, int]:
+        """Cluster id, topic id and partition, as the brokers say now."""
+        return self._read_identity()
+
+    def close(self) -> None:
+        """Finish the appends that were accepted and let go of every connection."""
+        self._closed = True
+        self._writer.close()
+        with self._lock:
+            self._drop_clients()
+
+    def _read(
+        self, start: int, following: int, limit_records: int, limit_bytes: int
+    ) -> list[LogRecord]:
+        records: list[LogRecord] = []
+        taken_bytes, deadline_s = 0, time.monotonic() + self._deadline_s
+        while not records or records[-1].offset + 1 < following:
+            position = records[-1].offset + 1 if records else start
+            if position >= following:
+                break
+            record = self._next(position)
+            if record is None:
+                if time.monotonic() > deadline_s:
+                    raise StoreError(
+                        f"Kafka gave no record from offset {position} on within "
+                        f"{self._deadline_s:g} s, though there are some up to {following}; check "
+                        "that the partition's leader answers"
+                    )
+                continue
+            taken_bytes += len(record.data)
+            if records and (len(records) >= limit_records or taken_bytes > limit_bytes):
+                self._fetched.appendleft(record)
+                self._fetched_from = position
+                break
+            records.append(record)
+        return records
+
+    def _next(self, position: int) -> LogRecord | None:
+        """The first record at or after `position`, or None where none came in time."""
+        consumer = self._reader()
+        if position != self._fetched_from:
+            self._fetched.clear()
+            self._fetched_from = position
+            consumer.seek(self._partition, position)
+        if not self._fetched:
+            self._fetch(consumer, position)
+        if not self._fetched:
+            return None
+        record = self._fetched.popleft()
+        self._fetched_from = record.offset + 1
+        return record
+
+    def _fetch(self, consumer: Any, position: int) -> None:
+        try:
+            polled = consumer.poll(timeout_ms=_POLL_MS)
+        except OffsetOutOfRangeError:
+            # Freed or expired under our hands.
+            consumer.seek(self._partition, max(position, self.bounds()[0]))
+            return
+        for found in polled.get(self._partition, ()):
+            self._fetched.append(
+                LogRecord(
+                    offset=found.offset, data=found.value or b"", appended_s=found.timestamp / 1000
+                )
+            )
+
+    def _reader(self) -> Any:
+        if self._consumer is None:
+            self._consumer = self._access.connect(
+                KafkaConsumer,
+                enable_auto_commit=False,
+                auto_offset_reset="none",
+                allow_auto_create_topics=False,
+                fetch_max_wait_ms=_FETCH_WAIT_MS,
+                max_partition_fetch_bytes=_FETCH_BYTES,
+                request_timeout_ms=int(self._deadline_s * 1000),
+            )
+            self._consumer.assign([self._partition])
+            self._consumer.seek(self._partition, 0)
+            self._fetched_from = 0
+        return self._consumer
+
+    def _read_identity(self) -> tuple[str, str, int]:
+        topic = self._partition.topic
+        cluster_id, topic_id = self._reach(lambda admin: topic_identity(admin, topic))
+        return cluster_id, topic_id, self._partition.partition
+
+    def _check_identity(self) -> None:
+        found = self._read_identity()
+        if found != self._identity:
+            raise StoreError(
+                f"topic {self._partition.topic} has id {found[1]}, expected {self._identity[1]}: "
+                "it was deleted and made again; open the log again to use the one that is there"
+            )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreError("this log is closed; open it again")
+
+    def _reach(self, ask: Callable[[Any], _T]) -> _T:
+        """What `ask` gets from the admin client; asked again, by new clients, until the deadline.
+
+        Raises StoreError then, and at once for what no repeat can mend.
+        """
+        deadline_s = time.monotonic() + self._deadline_s
+        with self._lock:
+            while True:
+                self._check_open()
+                try:
+                    return ask(self._admin_client())
+                except KafkaError as error:
+                    self._drop_clients()
+                    if not error.retriable or time.monotonic() > deadline_s:
+                        raise StoreError(
+                            f"topic {self._partition.topic} cannot be reached "
+                            f"({type(error).__name__}: {error}); check that the brokers answer"
+                        ) from error
+                time.sleep(_PAUSE_S)
+
+    def _admin_client(self) -> Any:
+        if self._admin is None:
+            self._admin = self._access.connect(
+                KafkaAdminClient, request_timeout_ms=int(self._deadline_s * 1000)
+            )
+        return self._admin
+
+    def _drop_clients(self) -> None:
+        self._fetched.clear()
+        for client in (self._admin, self._consumer):
+            if client is not None:
+                with contextlib.suppress(KafkaError):
+                    client.close()
+        self._admin = self._consumer = None

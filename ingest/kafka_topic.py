@@ -1,0 +1,164 @@
+"""A topic for sealed traces: made with the settings a deadline needs, and read back."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kafka.admin import ConfigResource
+from kafka.errors import KafkaError
+
+from draftkeep.errors import StoreError
+from draftkeep.ingest.kafka_client import KafkaAccess
+
+_SEGMENTS_PER_TTL = 24
+_MAX_MESSAGE_BYTES = 2 * 1024**2
+_SEGMENT_BYTES = 256 * 1024**2
+_DELETE_DELAY_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicRetention:
+    """What decides how old a record on the brokers' disks can get.
+
+    `check_ms` is the longest that any broker waits before it looks for expired segments.
+    `retention_ms` is None where the topic keeps its records for ever.
+    """
+
+    retention_ms: int | None
+    segment_ms: int
+    check_ms: int
+    delete_delay_ms: int
+    append_time: bool
+    deletes: bool
+    tiered: bool
+
+    @property
+    def worst_case_age_s(self) -> float:
+        """The greatest age of a record on a healthy broker, infinite where there is none.
+
+        A segment goes as a whole once its newest record is `retention_ms` old, and takes records
+        for up to `segment_ms`; then the broker has to look, and renames the file before it
+        unlinks it. Without the broker's own timestamps one record from the future holds all.
+        """
+        if self.retention_ms is None or not self.append_time or not self.deletes or self.tiered:
+            return math.inf
+        parts_ms = (self.retention_ms, self.segment_ms, self.check_ms, self.delete_delay_ms)
+        return sum(parts_ms) / 1000
+
+    def problems(self, ttl_s: float) -> list[str]:
+        """Why the topic cannot keep a deadline of `ttl_s`, one sentence each; empty if it can."""
+        found = []
+        if self.retention_ms is None:
+            found.append("retention.ms is unlimited; set it below the deadline")
+        if not self.append_time:
+            found.append("message.timestamp.type is CreateTime; set it to LogAppendTime")
+        if not self.deletes:
+            found.append("cleanup.policy is not delete; set it to delete")
+        if self.tiered:
+            found.append("remote.storage.enable is true; tiered copies have their own deadline")
+        if not found and self.worst_case_age_s > ttl_s:
+            found.append(
+                f"a record can get {self.worst_case_age_s:g} s old (retention.ms "
+                f"{self.retention_ms} + segment.ms {self.segment_ms} + the brokers' check interval "
+                f"{self.check_ms} + file.delete.delay.ms {self.delete_delay_ms}), more than the "
+                f"deadline of {ttl_s:g} s; shorten retention.ms"
+            )
+        return found
+
+
+def topic_settings(*, ttl_s: float, replicas: int) -> dict[str, str]:
+    """The settings of a topic whose records are to be gone after `ttl_s`.
+
+    Two of the deadline's 24 parts are left for the segment that is being written and for the
+    brokers' checks. Bodies are sealed and do not compress, so nobody tries.
+    """
+    segment_ms = max(1, int(ttl_s * 1000) // _SEGMENTS_PER_TTL)
+    return {
+        "cleanup.policy": "delete",
+        "retention.ms": str(max(1, int(ttl_s * 1000) - 2 * segment_ms)),
+        "segment.ms": str(segment_ms),
+        "segment.jitter.ms": "0",
+        "segment.bytes": str(_SEGMENT_BYTES),
+        "file.delete.delay.ms": str(min(_DELETE_DELAY_MS, segment_ms // 4)),
+        "message.timestamp.type": "LogAppendTime",
+        "max.message.bytes": str(_MAX_MESSAGE_BYTES),
+        "compression.type": "uncompressed",
+        "min.insync.replicas": str(2 if replicas >= 3 else 1),
+        "unclean.leader.election.enable": "false",
+    }
+
+
+def create_topic(
+    access: KafkaAccess,
+    name: str,
+    *,
+    partitions: int,
+    replicas: int,
+    ttl_s: float,
+    overrides: Mapping[str, str] | None = None,
+) -> None:
+    """Make the topic and wait until every partition has a leader.
+
+    Raises StoreError where it exists already: look at its settings with `read_retention`.
+    """
+    settings = {**topic_settings(ttl_s=ttl_s, replicas=replicas), **(overrides or {})}
+    options = {
+        "num_partitions": partitions,
+        "replication_factor": replicas,
+        "configs": settings,
+    }
+    with access.admin() as admin:
+        try:
+            admin.create_topics({name: options}, wait_for_metadata=True)
+        except KafkaError as error:
+            raise StoreError(f"topic {name} cannot be made: {error}") from error
+
+
+def read_retention(access: KafkaAccess, name: str) -> TopicRetention:
+    """What the brokers really do with the topic. Raises StoreError where it is not there."""
+    with access.admin() as admin:
+        topic = _settings(admin, "TOPIC", name)
+        brokers = [
+            _settings(admin, "BROKER", str(broker["broker_id"]))
+            for broker in admin.describe_cluster()["brokers"]
+        ]
+    retention_ms = int(topic["retention.ms"])
+    return TopicRetention(
+        retention_ms=None if retention_ms < 0 else retention_ms,
+        segment_ms=int(topic["segment.ms"]),
+        # After a start the first look comes only when the initial delay is over.
+        check_ms=max(
+            max(
+                int(broker["log.retention.check.interval.ms"]),
+                int(broker.get("log.initial.task.delay.ms", 0)),
+            )
+            for broker in brokers
+        ),
+        delete_delay_ms=int(topic["file.delete.delay.ms"]),
+        append_time=topic["message.timestamp.type"] == "LogAppendTime",
+        deletes="delete" in topic["cleanup.policy"].split(","),
+        tiered=topic.get("remote.storage.enable") == "true",
+    )
+
+
+def topic_identity(admin: Any, name: str) -> tuple[str, str]:
+    """The cluster's id and the topic's, which a topic made again under the name does not share.
+
+    Raises StoreError where there is no such topic.
+    """
+    (topic,) = admin.describe_topics([name])
+    if topic["topic_id"] is None:
+        raise StoreError(f"there is no topic {name}; make it first (draftkeep.ingest.kafka_topic)")
+    return str(admin.describe_cluster()["cluster_id"]), str(topic["topic_id"])
+
+
+def _settings(admin: Any, kind: str, name: str) -> dict[str, str]:
+    try:
+        answer = admin.describe_configs([ConfigResource(kind, name)], config_filter="all")
+    except KafkaError as error:
+        raise StoreError(
+            f"the settings of {kind.lower()} {name} cannot be read: {error}"
+        ) from error
+    entries = answer[kind.lower()][name]
+    return {key: str(entry["value"]) for key, entry in entries.items()}

@@ -1,0 +1,50 @@
+"""`draftkeep catalog check`: its table and its exit status."""
+
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from draftkeep.cli.commands import app
+from draftkeep.errors import ConfigError
+from draftkeep.store.catalog import Catalog
+
+
+def check(state_dir: Path, *options: str) -> tuple[int, str]:
+    runner = CliRunner(env={"DRAFTKEEP_STATE_DIR": str(state_dir)})
+    result = runner.invoke(app, ["catalog", "check", *options])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+def test_without_a_catalog_it_refuses_and_makes_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no catalog in"):
+        check(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sound_store_is_one_ok_a_rule_and_status_0(tmp_path: Path) -> None:
+    Catalog.open(tmp_path / "catalog.db").close()
+    status, output = check(tmp_path)
+    assert status == 0
+    assert output.count(" ok ") > 20
+    assert "broken" not in output.replace("broken ┃", "")
+
+
+def test_damage_is_status_1_until_it_is_repaired(tmp_path: Path) -> None:
+    Catalog.open(tmp_path / "catalog.db").close()
+    orphan = tmp_path / "shards" / ".tmp-1-54545454-lost.parquet"
+    orphan.parent.mkdir()
+    orphan.write_bytes(b"half a shard")
+    os.utime(orphan, (0, 0))
+    status, output = check(tmp_path, "--sizes-only")
+    assert status == 1
+    assert ".tmp-1-54545454-lost.parquet" in output
+    assert orphan.exists()
+    status, output = check(tmp_path, "--repair")
+    assert status == 0
+    assert "repaired" in output
+    assert not orphan.exists()
+    assert check(tmp_path)[0] == 0
