@@ -9,7 +9,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 from urllib.parse import parse_qs, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
@@ -86,31 +86,22 @@ class CaptureConfig(_Section):
 
 
 class LogConfig(_Section):
-    """The embedded log: a byte cap that refuses loudly, and the width of one file in time."""
+    """The embedded log, broker or outbox: a byte cap that refuses loudly, and a file's width in
+    time.
+    """
 
     cap_bytes: int = Field(default=2 * 1024**3, ge=1024**2)
     bucket_s: int = Field(default=600, ge=1)
 
 
-class CatalogConfig(_Section):
-    """Where the catalog is: SQLite in the state directory, or a PostgreSQL database at `url`.
+class _Password(_Section):
+    """A password, from the environment, or from the first line of a file."""
 
-    The URL holds no password, since messages show it: that is `password`, from the environment,
-    or the first line of `password_file`.
-    """
-
-    url: str = Field(default="", pattern=r"^(postgresql://.+)?$")
     password: SecretStr | None = None
     password_file: Path | None = None
 
     @model_validator(mode="after")
-    def _no_password_in_the_url(self) -> "CatalogConfig":
-        parts = urlsplit(self.url)
-        if parts.password is not None or {"password", "sslpassword"} & set(parse_qs(parts.query)):
-            raise ValueError(
-                "url holds a password; leave it out and set password_file, or "
-                "DRAFTKEEP_CATALOG__PASSWORD in the environment"
-            )
+    def _one_password(self) -> Self:
         if self.password is not None and self.password_file is not None:
             raise ValueError("password and password_file are both set; set one")
         return self
@@ -123,9 +114,67 @@ class CatalogConfig(_Section):
             return self.password_file.read_text(encoding="utf-8").partition("\n")[0].strip()
         except (OSError, UnicodeDecodeError):
             raise ConfigError(
-                f"catalog.password_file {self.password_file} cannot be read; check the path and "
-                "its permissions"
+                f"password_file {self.password_file} cannot be read; check the path and its "
+                "permissions"
             ) from None
+
+
+class CatalogConfig(_Password):
+    """Where the catalog is: SQLite in the state directory, or a PostgreSQL database at `url`.
+
+    The URL holds no password, since messages show it.
+    """
+
+    url: str = Field(default="", pattern=r"^(postgresql://.+)?$")
+
+    @model_validator(mode="after")
+    def _no_password_in_the_url(self) -> Self:
+        parts = urlsplit(self.url)
+        if parts.password is not None or {"password", "sslpassword"} & set(parse_qs(parts.query)):
+            raise ValueError(
+                "url holds a password; leave it out and set password_file, or "
+                "DRAFTKEEP_CATALOG__PASSWORD in the environment"
+            )
+        return self
+
+
+class KafkaConfig(_Password):
+    """The broker between nodes and compactors. Without `servers` the node's own log is it.
+
+    `servers` are host:port. `ca_file` makes the connection TLS, `username` logs in by
+    SCRAM-SHA-512 over it. `deadline_s` bounds every call, `budget_bytes` what a forwarder has
+    under way. `delete_records` says when records leave the topic before its retention does it:
+    `never`; `erasure`, once a subject was erased (everybody's compacted records up to that moment
+    go with it); or `compacted`, as soon as they are in shards.
+    """
+
+    servers: tuple[str, ...] = ()
+    topic: str = Field(default="draftkeep-traces", pattern=r"^[a-zA-Z0-9._-]{1,249}$")
+    group: str = Field(default="draftkeep-compactor", min_length=1)
+    ca_file: Path | None = None
+    username: str | None = None
+    deadline_s: float = Field(default=30.0, ge=1)
+    budget_bytes: int = Field(default=64 * 1024**2, ge=1024**2)
+    delete_records: Literal["never", "erasure", "compacted"] = "erasure"
+
+    @model_validator(mode="after")
+    def _login_is_safe(self) -> Self:
+        has_password = self.password is not None or self.password_file is not None
+        if self.username is not None and (self.ca_file is None or not has_password):
+            raise ValueError("username needs ca_file and a password: SCRAM goes over TLS")
+        return self
+
+
+class ShardsConfig(_Section):
+    """Where shards lie: `shards` in the state directory, or a bucket at `url` (s3://BUCKET/PREFIX).
+
+    `endpoint` (http://HOST:PORT or https://...) is for a store that is not Amazon's. Credentials
+    are found as AWS tools find them: environment, shared file, or the machine's role.
+    """
+
+    url: str = Field(default="", pattern=r"^(s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^?#]*)?)?$")
+    endpoint: str = Field(default="", pattern=r"^(https?://[^/@]+)?$")
+    region: str = ""
 
 
 class RetentionConfig(_Section):
@@ -227,6 +276,8 @@ class Config(_Section):
     capture: CaptureConfig = CaptureConfig()
     log: LogConfig = LogConfig()
     catalog: CatalogConfig = CatalogConfig()
+    kafka: KafkaConfig = KafkaConfig()
+    shards: ShardsConfig = ShardsConfig()
     retention: RetentionConfig = RetentionConfig()
     distill: DistillConfig = DistillConfig()
     tenants: tuple[TenantConfig, ...] = ()

@@ -75,6 +75,19 @@ OVERRIDES = {
     "catalog.url": "postgresql://draftkeep@db.example/draftkeep",
     "catalog.password": "word",
     "catalog.password_file": "/run/secrets/catalog",
+    "kafka.servers": '["broker-1:9092", "broker-2:9092"]',
+    "kafka.topic": "traces",
+    "kafka.group": "compactors",
+    "kafka.ca_file": "/etc/kafka/ca.pem",
+    "kafka.username": "draftkeep",
+    "kafka.password": "word",
+    "kafka.password_file": "/run/secrets/kafka",
+    "kafka.deadline_s": "10",
+    "kafka.budget_bytes": "1048576",
+    "kafka.delete_records": "never",
+    "shards.url": "s3://traces/shards",
+    "shards.endpoint": "http://store.example:9000",
+    "shards.region": "eu-central-1",
     "retention.period_s": "60",
     "retention.ttl_s": "86400",
     "distill.layers": "1",
@@ -92,10 +105,19 @@ OVERRIDES = {
 }
 
 
+# What a value is refused without.
+COMPANIONS = {
+    "kafka.username": {
+        "DRAFTKEEP_KAFKA__CA_FILE": "/etc/kafka/ca.pem",
+        "DRAFTKEEP_KAFKA__PASSWORD": "word",
+    }
+}
+
+
 @pytest.mark.parametrize("key", leaves(Config))
 def test_every_value_is_overridable_by_the_environment(key: str) -> None:
     name = "DRAFTKEEP_" + key.upper().replace(".", "__")
-    changed = load_config(None, {name: OVERRIDES[key]})
+    changed = load_config(None, {name: OVERRIDES[key], **COMPANIONS.get(key, {})})
     value: object = changed
     default: object = Config()
     for part in key.split("."):
@@ -142,6 +164,28 @@ def test_the_catalogs_password_is_read_and_never_shown(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         config.catalog.read_password()
     assert load_config(None, url).catalog.read_password() is None
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"username": "draftkeep", "password": "tell-nobody"},
+        {"username": "draftkeep", "ca_file": "/etc/kafka/ca.pem"},
+    ],
+)
+def test_a_kafka_login_without_tls_or_password_is_refused(settings: dict[str, str]) -> None:
+    environ = {f"DRAFTKEEP_KAFKA__{key.upper()}": value for key, value in settings.items()}
+    with pytest.raises(ConfigError, match="SCRAM goes over TLS") as caught:
+        load_config(None, environ)
+    assert "tell-nobody" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://", "s3://UPPER/x", "gs://traces/x", "s3://key:secret@traces/x", "/shards"]
+)
+def test_shards_lie_in_the_state_directory_or_in_a_bucket(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"shards\.url"):
+        load_config(None, {"DRAFTKEEP_SHARDS__URL": url})
 
 
 @pytest.mark.parametrize(
