@@ -27,6 +27,9 @@ from draftkeep.store.compactor import Compactor
 from draftkeep.store.nodes import enrol_node, node_public
 from draftkeep.store.periods import publish_period
 from draftkeep.store.reader import iter_sealed
+from draftkeep.store.shard_writer import Row
+from draftkeep.store.storage import Storage
+from draftkeep.store.storage_local import LocalStorage
 from tests.services.needs import POSTGRESQL, missing
 from tests.services.postgres import Postgres, running_postgres
 
@@ -60,7 +63,11 @@ class World:
     log: SqliteLog
     catalog_url: str
     catalog: Catalog
+    storage: Storage = field(init=False)
     rng: random.Random = field(default_factory=lambda: random.Random(7))
+
+    def __post_init__(self) -> None:
+        self.storage = LocalStorage(self.shards_dir)
 
     @property
     def shards_dir(self) -> Path:
@@ -98,7 +105,7 @@ class World:
         return Compactor(
             changes.pop("log", self.log),
             changes.pop("catalog", self.catalog),
-            self.shards_dir,
+            self.storage,
             **(values | changes),
         )
 
@@ -115,12 +122,10 @@ class World:
             "target": None,
             "not_after_s": self.clock(),
         }
-        return list(iter_sealed(self.catalog, self.shards_dir, **(values | changes)))
+        return list(iter_sealed(self.catalog, self.storage, **(values | changes)))
 
     def files(self) -> set[str]:
-        if not self.shards_dir.exists():
-            return set()
-        return {path.name for path in self.shards_dir.iterdir()}
+        return {file.name for file in self.storage.list()}
 
 
 class HookedCatalog(Catalog):
@@ -140,6 +145,11 @@ class HookedCatalog(Catalog):
 def ids(sealed: Iterable[SealedTrace]) -> list[bytes]:
     """The trace ids, sorted."""
     return sorted(item.parsed.trace_id for item in sealed)
+
+
+def rows(sealed: Iterable[SealedTrace]) -> list[Row]:
+    """What `write_shard` takes."""
+    return [(item.parsed, item) for item in sealed]
 
 
 def resign(world: World, sealed: SealedTrace, **header: object) -> SealedTrace:
