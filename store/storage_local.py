@@ -1,6 +1,7 @@
 """Shards in a directory."""
 
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,9 +79,10 @@ class LocalStorage:
                 facts = path.stat()
             except FileNotFoundError:
                 continue
-            found.append(
-                StoredFile(name=path.name, size_bytes=facts.st_size, modified_s=facts.st_mtime)
-            )
+            if stat.S_ISREG(facts.st_mode):
+                found.append(
+                    StoredFile(name=path.name, size_bytes=facts.st_size, modified_s=facts.st_mtime)
+                )
         return found
 
     def remove(self, names: Iterable[str]) -> None:

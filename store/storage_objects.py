@@ -13,7 +13,7 @@ from draftkeep.store.stored_file import StoredFile
 
 _MARK = "draftkeep.catalog"
 _CONNECT_S = 10
-_ATTEMPTS = 5
+_ATTEMPTS = 4
 _REMOVERS = 8
 _GONE = ("NO_SUCH_KEY", "RESOURCE_NOT_FOUND")
 

@@ -30,8 +30,10 @@ from draftkeep.store.reader import iter_sealed
 from draftkeep.store.shard_writer import Row
 from draftkeep.store.storage import Storage
 from draftkeep.store.storage_local import LocalStorage
+from draftkeep.store.storage_objects import ObjectStorage
 from tests.services.needs import POSTGRESQL, missing
 from tests.services.postgres import Postgres, running_postgres
+from tests.services.s3 import Bucket
 
 PERIOD_S = 3600
 TTL_S = 7 * 86400
@@ -267,6 +269,29 @@ def catalog(catalog_url: str) -> Iterator[Catalog]:
     opened = Catalog.connect(catalog_url)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def object_storage(s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> ObjectStorage:
+    """An empty prefix of a bucket, with credentials in the environment."""
+    log_in(s3_bucket, monkeypatch)
+    url = f"s3://{s3_bucket.name}/some/shards"
+    return ObjectStorage(url, endpoint=s3_bucket.endpoint, region="us-east-1")
+
+
+def log_in(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the bucket's credentials where AWS tools look for them."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", bucket.options["access_key"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", bucket.options["secret_key"])
+
+
+@pytest.fixture(params=["directory", "bucket"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    """An empty storage: a directory that is not there yet, and a bucket."""
+    if request.param == "directory":
+        return LocalStorage(tmp_path / "some" / "shards")
+    found: ObjectStorage = request.getfixturevalue("object_storage")
+    return found
 
 
 @pytest.fixture

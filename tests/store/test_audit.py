@@ -12,6 +12,7 @@ from draftkeep.store import schema
 from draftkeep.store.audit import AuditSession
 from draftkeep.store.audit_views import REPORTS, VIEWS
 from draftkeep.store.erasure import erase_subject
+from draftkeep.store.storage_local import LocalStorage
 from tests.store.conftest import (
     DATABASES,
     PERIOD_S,
@@ -282,7 +283,7 @@ def test_a_listed_shard_without_a_file_is_an_error(filled: World) -> None:
 
 
 def test_an_empty_store_has_views_too(world: World) -> None:
-    with AuditSession(world.catalog, Path("nowhere"), now_s=1.0) as session:
+    with AuditSession(world.catalog, LocalStorage(Path("nowhere")), now_s=1.0) as session:
         assert session.query("SELECT count(*) FROM traces").rows == ((0,),)
         assert session.report("inventory").rows == ()
 
