@@ -29,7 +29,7 @@ from draftkeep.store.storage import Storage
 from draftkeep.store.tombstones import erased_shards, erased_traces
 
 _Key = tuple[bytes, str]
-# A merge holds a row group of every input; what is left over is for the next one.
+# A merge holds a few row groups of every input; what is left over is for the next one.
 _MERGE_INPUTS = 16
 
 

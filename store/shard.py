@@ -55,7 +55,7 @@ from draftkeep.store.storage import Storage
 SHARD_FORMAT = 1
 # A row group is what readers and merges hold of a shard at a time.
 ROW_GROUP_ROWS = 512
-ROW_GROUP_BYTES = 8 * 1024**2
+ROW_GROUP_BYTES = 4 * 1024**2
 
 _HEADER_TYPES = {
     "version": pa.uint16(),

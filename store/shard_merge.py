@@ -24,8 +24,8 @@ def merge_tables(
     """The rows of shards in a shard's order, as tables that each make a row group.
 
     Left out are those whose trace id and node are in `dead`. Each share's encapsulation goes
-    with the first of its rows that is left. Memory is bounded by a row group of each input
-    and a few more, however long the inputs are. Raises like `read_shard`.
+    with the first of its rows that is left. Memory is bounded by a few row groups of
+    each input, however long the inputs are. Raises like `read_shard`.
     """
     with ExitStack() as stack:
         gathered = _Gathered()
