@@ -31,6 +31,7 @@ from draftkeep.store.tombstones import erased_shards, erased_traces
 _Key = tuple[bytes, str]
 # A merge holds a few row groups of every input; what is left over is for the next one.
 _MERGE_INPUTS = 16
+_MERGE_RATIO = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +87,9 @@ def merge(
 ) -> RewriteReport:
     """Join shards smaller than `target_bytes`, within one bucket and target only.
 
+    A large one waits until there are small ones of half its size, so that a trace is copied a
+    number of times that grows with the logarithm of what is stored, not with every batch.
+
     Raises ConflictError like `rewrite_erased`.
     """
     with catalog.read() as connection:
@@ -104,16 +108,20 @@ def _present(storage: Storage, inputs: Sequence[ShardRow]) -> list[ShardRow]:
 
 
 def _groups(small: Sequence[ShardRow], target_bytes: int) -> list[list[ShardRow]]:
-    """Runs of at least two shards, each run of about `target_bytes` at most."""
+    """Runs of at least two shards, each run of about `target_bytes` at most, small ones first."""
     families: dict[tuple[int, bytes], list[ShardRow]] = {}
     for shard in small:
         families.setdefault((shard.bucket_s, shard.target), []).append(shard)
     groups = []
     for family in families.values():
         group: list[ShardRow] = []
-        for shard in family:
-            size_bytes = sum(item.size_bytes for item in group) + shard.size_bytes
-            if len(group) == _MERGE_INPUTS or (group and size_bytes > target_bytes):
+        for shard in sorted(family, key=lambda item: (item.size_bytes, item.id)):
+            joined_bytes = sum(item.size_bytes for item in group)
+            if group and (
+                len(group) == _MERGE_INPUTS
+                or joined_bytes + shard.size_bytes > target_bytes
+                or shard.size_bytes > _MERGE_RATIO * joined_bytes
+            ):
                 groups.append(group)
                 group = []
             group.append(shard)

@@ -87,10 +87,34 @@ def test_merging_keeps_to_the_size_asked_for(world: World) -> None:
         world.append(world.seal(b"b" * 3000))
         world.compactor().run_once()
     sizes = [path.stat().st_size for path in world.shards_dir.iterdir()]
-    report = world.compactor().merge(sum(sizes[:3]) + 10)
+    report = world.compactor().merge(3 * max(sizes))
     assert (report.replaced, report.written) == (6, 2)
     assert len(world.stored()) == 6
     assert world.compactor().merge(min(sizes)).replaced == 0
+
+
+def test_a_large_shard_waits_for_enough_small_ones(world: World) -> None:
+    large = world.seal(b"b" * 120_000)
+    world.append(large)
+    world.compactor().run_once()
+    small = []
+
+    def add_small() -> None:
+        small.append(world.seal())
+        world.append(small[-1])
+        world.compactor().run_once()
+
+    (name,) = world.files()
+    add_small()
+    assert world.compactor().merge(10**6).replaced == 0
+    add_small()
+    assert world.compactor().merge(10**6).replaced == 2
+    assert name in world.files()
+    for _ in range(12):
+        add_small()
+    assert world.compactor().merge(10**6).replaced == 14
+    assert len(world.files()) == 1
+    assert ids(world.stored()) == ids([large, *small])
 
 
 def test_a_shard_replaced_by_another_process_is_left_to_it(world: World) -> None:
