@@ -33,6 +33,8 @@ class ObjectStorage:
             options["region"] = region
         self._filesystem = fs.S3FileSystem(
             connect_timeout=_CONNECT_S,
+            # A small object is one request, and nothing is left of it where its writer is killed.
+            allow_delayed_open=True,
             retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS),
             **options,
         )
