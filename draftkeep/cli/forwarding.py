@@ -12,7 +12,7 @@ from typing import Any
 from draftkeep.config import Config
 from draftkeep.errors import ConfigError
 from draftkeep.ingest.forwarder import Forwarder
-from draftkeep.ingest.kafka_client import KafkaAccess
+from draftkeep.ingest.kafka_client import KafkaAccess, keep_library_quiet
 from draftkeep.ingest.kafka_writer import KafkaWriter
 from draftkeep.ingest.sqlite_log import SqliteLog
 
@@ -27,7 +27,7 @@ def forward_once(config: Config) -> dict[str, Any]:
 def forward_forever(config: Config) -> None:
     """Forward until SIGINT or SIGTERM; failures are logged and tried again."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("kafka").setLevel(logging.CRITICAL)
+    keep_library_quiet()
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
