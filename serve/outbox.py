@@ -55,9 +55,9 @@ class Outbox:
         *,
         keyring: Keyring,
         catalog: Catalog,
-        brokers: KafkaAccess | None,
         clock: Callable[[], float],
         on_drop: Callable[[str], None],
+        brokers: KafkaAccess | None = None,
     ) -> "Outbox":
         """Publish the issuer's key, enrol the node, open the log. `on_drop` is the emitter's.
 

@@ -27,7 +27,6 @@ def forward_once(config: Config) -> dict[str, Any]:
 def forward_forever(config: Config) -> None:
     """Forward until SIGINT or SIGTERM; failures are logged and tried again."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    keep_library_quiet()
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -39,6 +38,7 @@ def forward_forever(config: Config) -> None:
 def _forwarder(config: Config) -> Iterator[Forwarder]:
     if not config.kafka.servers:
         raise ConfigError("kafka.servers is empty; name the brokers that the log is to go to")
+    keep_library_quiet()
     log = SqliteLog.open_reader(config.state_dir / "log" / "traces")
     writer = KafkaWriter(
         KafkaAccess.configured(config.kafka),

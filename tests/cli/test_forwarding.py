@@ -31,7 +31,7 @@ def configure(directory: Path, servers: str, topic: str) -> Path:
     path = directory / "config.toml"
     path.write_text(
         f'state_dir = "{directory / "state"}"\n'
-        f'[kafka]\nservers = ["{servers}"]\ntopic = "{topic}"\ndeadline_s = 5\n'
+        f'[kafka]\nservers = ["{servers}"]\ntopic = "{topic}"\ndeadline_s = 2\n'
     )
     return path
 

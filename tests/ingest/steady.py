@@ -3,6 +3,7 @@
 import math
 import threading
 import time
+from array import array
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +21,7 @@ from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.ingest.trace import Provenance, Trace
 
 WAIT_S = 60.0
+DRAIN_S = 240.0
 _POLL_S = 0.02
 
 
@@ -55,11 +57,11 @@ class Steady:
         rate_per_s: float = 200.0,
     ) -> None:
         self.log = log
-        self.offers_s: list[float] = []
+        self.offers_s = array("d")
         self.emitter = make_emitter(log, breaker=Breaker(threshold=5, max_pause_s=0.5))
         self._trace, self._provenance = trace, provenance
         self._interval_s = 1 / rate_per_s
-        budget_bytes = 8 * 1024**2
+        budget_bytes = 64 * 1024**2
         patient = replace(access, patience_s=min(access.patience_s, deadline_s))
         self.writer = KafkaWriter(patient, topic, budget_bytes=budget_bytes, deadline_s=deadline_s)
         self.forwarder = Forwarder(log, self.writer, budget_bytes=budget_bytes, clock=time.time)
@@ -89,7 +91,7 @@ class Steady:
         self._over.set()
         self._offering.join()
         assert self.emitter.flush(WAIT_S)
-        wait_for(self._empty)
+        wait_for(self._empty, DRAIN_S)
         self.end()
 
     def end(self) -> None:
