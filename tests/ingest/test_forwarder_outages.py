@@ -1,5 +1,6 @@
 """Forwarding while brokers hang, die and are cut off: nothing is lost, and nobody is held up."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -106,6 +107,7 @@ def test_a_network_cut_and_slow(
     kafka = kafka_cluster(proxied=True)
     traffic = steady(kafka)
     (proxy,) = kafka.proxies
+    threads = threading.active_count()
     proxy.cut()
     wait_for(lambda: traffic.forwarder.stats().failures >= 2)
     proxy.heal()
@@ -113,9 +115,11 @@ def test_a_network_cut_and_slow(
     # Slower than what comes, so that groups miss their deadline.
     proxy.slow(bytes_per_s=100_000, delay_s=0.05)
     failures = traffic.forwarder.stats().failures
-    wait_for(lambda: traffic.forwarder.stats().failures > failures)
+    wait_for(lambda: traffic.forwarder.stats().failures >= failures + 2)
     proxy.heal()
     traffic.forwards()
+    # Clients that missed their deadlines left none behind.
+    wait_for(lambda: threading.active_count() <= threads)
     check_all_arrived(traffic, kafka, kafka_topic, bench)
 
 
