@@ -17,12 +17,14 @@ from draftkeep.policies.names import ID_BYTES
 _GROUP_RECORDS = 1024
 _GROUP_BYTES = 4 * 1024**2
 # One is being acknowledged while the next is read and sent.
-_GROUPS = 2
+_ABREAST = 2
+# What is sent at once shrinks this far while deadlines are missed.
+_SHRINK = 64
 # Freeing rewrites a part of a file, so it is done in few large steps.
 _FREE_BYTES = 64 * 1024**2
 _FREE_S = 1.0
 _LOOK_S = 1.0
-_IDLE_S = 0.1
+_IDLE_S = 0.25
 _PAUSE_S = 1.0
 _MAX_PAUSE_S = 4.0
 _REMIND_S = 60.0
@@ -38,6 +40,8 @@ class _Group:
         self.oldest_s = records[0].appended_s
         # Those without an acknowledgement.
         self.records = [record.data for record in records]
+        # How many of them, from the first, are on their way.
+        self.sent = 0
         self.sending: Sending | None = None
 
 
@@ -53,9 +57,11 @@ class Forwarder:
     setting refuses would be to lose it. A missing topic and a refused login are waited for
     likewise. Where a topic was made again, records go on into the one that is there.
 
-    Holds two groups of at most 4 MiB in memory, less where `budget_bytes` is below 32 MiB. `run`
-    and `drain` are for one thread at a time, `stats` for any. `clock` is the wall clock. Log and
-    writer stay the caller's to close.
+    Holds two groups of at most 4 MiB in memory, less where `budget_bytes` is below 32 MiB. Of
+    them it sends less at once, down to a 64th, while deadlines are missed: on a slow network a
+    large group would never get through, and be written again with every try. `run` and `drain` are
+    for one thread at a time, `stats` for any. `clock` is the wall clock. Log and writer stay the
+    caller's to close.
     """
 
     def __init__(
@@ -66,6 +72,7 @@ class Forwarder:
         # An eighth each for a group's bytes and for what its records cost beside them.
         self._group_bytes = min(_GROUP_BYTES, budget_bytes // 8)
         self._group_records = min(_GROUP_RECORDS, budget_bytes // 8 // RECORD_COST_BYTES)
+        self._at_once_bytes = self._group_bytes
         self._counts = ForwardCounts(clock)
         self._groups: deque[_Group] = deque()
         self._position: int | None = None
@@ -121,11 +128,12 @@ class Forwarder:
         if now_s >= self._looked_s + _LOOK_S:
             self._counts.look(self._log)
             self._looked_s = now_s
-        for group in self._groups:
+        abreast = _ABREAST if self._at_once_bytes == self._group_bytes else 1
+        for group in list(self._groups)[:abreast]:
             if group.sending is None:
                 self._send(group)
-        at_end = len(self._groups) < _GROUPS and not self._read()
-        if self._groups and (at_end or len(self._groups) == _GROUPS):
+        at_end = len(self._groups) < abreast and not self._read()
+        if self._groups and (at_end or len(self._groups) >= abreast):
             self._settle(self._groups[0])
         idle = at_end and not self._groups
         if self._unfreed_bytes >= _FREE_BYTES or (idle and now_s >= self._freed_s + _FREE_S):
@@ -147,28 +155,35 @@ class Forwarder:
         return True
 
     def _send(self, group: _Group) -> None:
-        keys = [_key(record) for record in group.records]
-        group.sending = self._writer.begin(group.records, keys=keys)
+        records = _first(group.records, self._at_once_bytes)
+        keys = [_key(record) for record in records]
+        group.sending = self._writer.begin(records, keys=keys)
+        group.sent = len(records)
 
     def _settle(self, group: _Group) -> None:
         """Wait for a group's acknowledgement; of one that failed, keep what is to be sent again."""
         sending, group.sending = group.sending, None
         if sending is None:
             raise StoreError("a group was not sent; this is a fault of the forwarder")
-        records = group.records
+        sent, rest = group.records[: group.sent], group.records[group.sent :]
+        left = sent
         try:
             sending.wait()
-            group.records = []
+            left = []
+            self._at_once_bytes = min(2 * self._at_once_bytes, self._group_bytes)
         except StoreError:
-            group.records = [records[index] for index in sending.unacknowledged()]
+            left = [sent[index] for index in sending.unacknowledged()]
+            self._at_once_bytes = max(self._at_once_bytes // 2, self._group_bytes // _SHRINK)
             raise
         finally:
-            moved_bytes = _bytes_of(records) - _bytes_of(group.records)
+            group.records = left + rest
+            moved_bytes = _bytes_of(sent) - _bytes_of(left)
             self._unfreed_bytes += moved_bytes
-            self._counts.moved(len(records) - len(group.records), moved_bytes)
-        self._acknowledged_to = group.end
-        self._groups.popleft()
-        self._note_progress()
+            self._counts.moved(len(sent) - len(left), moved_bytes)
+        if not group.records:
+            self._acknowledged_to = group.end
+            self._groups.popleft()
+            self._note_progress()
 
     def _free(self) -> None:
         """Free what was acknowledged without a gap."""
@@ -203,6 +218,16 @@ class _Trouble:
         if self._since_s is not None:
             _log.warning("forwarding works again, after %.0f s", time.monotonic() - self._since_s)
             self._since_s = None
+
+
+def _first(records: Sequence[bytes], limit_bytes: int) -> list[bytes]:
+    """Those from the first on that stay within the limit; one at least."""
+    taken_bytes = 0
+    for index, record in enumerate(records):
+        taken_bytes += len(record)
+        if index and taken_bytes > limit_bytes:
+            return list(records[:index])
+    return list(records)
 
 
 def _bytes_of(records: Sequence[bytes]) -> int:

@@ -27,7 +27,7 @@ def steady(tmp_path: Path, bench: Any, kafka_topic: str) -> Iterator[Callable[..
     made: list[Steady] = []
     logs: list[SqliteLog] = []
 
-    def start(kafka: Kafka, *, deadline_s: float = 3.0, cap_bytes: int = 2**30) -> Steady:
+    def start(kafka: Kafka, *, deadline_s: float = 2.0, cap_bytes: int = 2**30) -> Steady:
         replicas = len(kafka.nodes)
         create_topic(kafka.access, kafka_topic, partitions=3, replicas=replicas, ttl_s=DAY_S)
         log = SqliteLog(tmp_path / "spool", cap_bytes=cap_bytes, bucket_s=600, clock=time.time)
@@ -115,7 +115,7 @@ def test_a_network_cut_and_slow(
     # Slower than what comes, so that groups miss their deadline.
     proxy.slow(bytes_per_s=100_000, delay_s=0.05)
     failures = traffic.forwarder.stats().failures
-    wait_for(lambda: traffic.forwarder.stats().failures >= failures + 2)
+    wait_for(lambda: traffic.forwarder.stats().failures > failures)
     proxy.heal()
     traffic.forwards()
     # Clients that missed their deadlines left none behind.
