@@ -18,7 +18,8 @@ _GROUP_RECORDS = 1024
 _GROUP_BYTES = 4 * 1024**2
 # One is being acknowledged while the next is read and sent.
 _ABREAST = 2
-# What is sent at once shrinks this far while deadlines are missed.
+# What is sent at once shrinks this far while deadlines are missed, halved at every one, and grows
+# in so many steps: a network that is still slow would only miss the next one.
 _SHRINK = 64
 # Freeing rewrites a part of a file, so it is done in few large steps.
 _FREE_BYTES = 64 * 1024**2
@@ -170,7 +171,8 @@ class Forwarder:
         try:
             sending.wait()
             left = []
-            self._at_once_bytes = min(2 * self._at_once_bytes, self._group_bytes)
+            grown_bytes = self._at_once_bytes + self._group_bytes // _SHRINK
+            self._at_once_bytes = min(grown_bytes, self._group_bytes)
         except StoreError:
             left = [sent[index] for index in sending.unacknowledged()]
             self._at_once_bytes = max(self._at_once_bytes // 2, self._group_bytes // _SHRINK)
