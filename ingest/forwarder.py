@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from draftkeep.errors import StoreError
+from draftkeep.errors import LogFullError, StoreError
 from draftkeep.ingest.forward_counts import ForwardCounts, ForwardStats
 from draftkeep.ingest.kafka_writer import RECORD_COST_BYTES, KafkaWriter, Sending
 from draftkeep.ingest.log import Log, LogRecord
@@ -158,14 +158,18 @@ class Forwarder:
     def _send(self, group: _Group) -> None:
         records = _first(group.records, self._at_once_bytes)
         keys = [_key(record) for record in records]
-        group.sending = self._writer.begin(records, keys=keys)
+        try:
+            group.sending = self._writer.begin(records, keys=keys)
+        except LogFullError:
+            # Two large records can be more than a small budget: the second goes after the first.
+            return
         group.sent = len(records)
 
     def _settle(self, group: _Group) -> None:
         """Wait for a group's acknowledgement; of one that failed, keep what is to be sent again."""
         sending, group.sending = group.sending, None
         if sending is None:
-            raise StoreError("a group was not sent; this is a fault of the forwarder")
+            raise StoreError("the budget is used up by others; give the forwarder its own writer")
         sent, rest = group.records[: group.sent], group.records[group.sent :]
         left = sent
         try:

@@ -105,6 +105,20 @@ class TestRecords:
         forwarder.drain()
         assert arrived(kafka_broker.access, kafka_topic) == ids(records) + Counter({None: 2})
 
+    def test_those_that_fill_the_budget_go_one_by_one(
+        self, kafka_broker: Kafka, kafka_topic: str, log: SqliteLog, clock: Clock
+    ) -> None:
+        make_topic(kafka_broker, kafka_topic)
+        log.append([os.urandom(900_000) for _ in range(4)])
+        writer = KafkaWriter(
+            kafka_broker.access, kafka_topic, budget_bytes=2**20, deadline_s=DEADLINE_S
+        )
+        forwarder = Forwarder(log, writer, budget_bytes=2**20, clock=clock)
+        forwarder.drain()
+        writer.close()
+        assert (forwarder.stats().records, forwarder.stats().failures) == (4, 0)
+        assert log.bounds() == (4, 4)
+
     def test_the_trace_id_is_where_the_header_has_it(self, records: list[bytes]) -> None:
         for record in records:
             head = record.index(b"\x96\x01\x50")
