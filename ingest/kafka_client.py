@@ -126,6 +126,15 @@ class KafkaAccess:
             client.close()
 
 
+def keep_library_quiet() -> None:
+    """Leave the library's own lines out of this process's log: a broker that is away is worth one
+    line of ours, not one of its every second. `KafkaAccess.connect` still tells its reasons.
+    """
+    logger = logging.getLogger("kafka")
+    logger.propagate = False
+    logger.addHandler(logging.NullHandler())
+
+
 @contextmanager
 def _first_words() -> Iterator[list[str]]:
     """What the library logs meanwhile: the reason of a failure stands nowhere else."""
