@@ -159,7 +159,7 @@ def stored_offsets(catalog: Catalog, name: str) -> list[StoredOffset]:
 
 
 def forget_log(catalog: Catalog, name: str) -> int:
-    """Drop the stored offsets of a topic, and nothing else: the operator's answer to a replaced one.
+    """Drop the stored offsets of a topic, and nothing else: what to do about a replaced one.
 
     The next run starts at what the log still holds, and trace ids keep duplicates out. Returns
     how many were dropped.

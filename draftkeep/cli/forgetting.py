@@ -21,8 +21,8 @@ def forget(config: Config, name: str, *, yes: bool) -> Table:
         found = stored_offsets(catalog, name)
         if not found:
             raise InputError(
-                f"the catalog has no offsets of a log named {name}; "
-                'see draftkeep audit "SELECT * FROM offsets"'
+                f"the catalog has no offsets of a log named {name}; the audit view `offsets` has "
+                "the names"
             )
         if yes:
             forget_log(catalog, name)
