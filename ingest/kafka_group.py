@@ -130,7 +130,8 @@ class KafkaGroup:
         consumer: Any = None
         while not self._leaving.is_set():
             if time.monotonic() - self._asked_s > self._busy_s:
-                consumer = self._drop(consumer)
+                self._drop(consumer)
+                consumer = None
                 self._leaving.wait(_PAUSE_S)
                 continue
             try:
@@ -142,7 +143,8 @@ class KafkaGroup:
                 with self._lock:
                     self._assigned, self._failure = assigned, None
             except (KafkaError, StoreError) as error:
-                consumer = self._drop(consumer)
+                self._drop(consumer)
+                consumer = None
                 with self._lock:
                     self._failure = _explain(self._group, error)
                 self._leaving.wait(_PAUSE_S)

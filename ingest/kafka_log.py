@@ -68,7 +68,7 @@ class KafkaLog:
     @property
     def name(self) -> str:
         """The topic's name."""
-        return self._partition.topic
+        return str(self._partition.topic)
 
     def append(self, records: Sequence[bytes]) -> int:
         """See `Log.append`; others' records may lie between these, and all or none is not kept."""

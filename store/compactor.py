@@ -120,7 +120,7 @@ class Compactor:
     def run_once(self) -> CompactReport:
         """Move one batch; `read` 0 in the report means that the log has no more.
 
-Raises ConflictError when another compactor moved this log on meanwhile (start again),
+        Raises ConflictError when another compactor moved this log on meanwhile (start again),
         LogReplacedError when the log is not the one that was read before, and StoreError where log
         or catalog cannot be used, or the shards in the storage are another catalog's.
         """

@@ -29,6 +29,13 @@ class Round:
     failed: dict[int, StoreError] = field(default_factory=dict)
     lag: dict[int, int] = field(default_factory=dict)
 
+    def require_success(self) -> None:
+        """Raise StoreError with the first failure, if there is one."""
+        for partition, error in sorted(self.failed.items()):
+            raise StoreError(
+                f"{len(self.failed)} partitions cannot be compacted; partition {partition}: {error}"
+            ) from error
+
 
 class CompactorGroup:
     """Compactors of the partitions in hand, opened when they come and closed when they go.
@@ -128,10 +135,10 @@ class Patience:
         """How long to wait before the next attempt; 0 while all is well."""
         return self._pause_s
 
-    def failed(self, what: str, error: StoreError) -> None:
+    def failed(self, error: StoreError) -> None:
         """Something did not work and will be tried again."""
         if not self._pause_s:
-            _log.error("%s; it is tried again until it works: %s", what, error)
+            _log.error("compacting does not work and is tried again until it does: %s", error)
             self._pause_s = self._first_s
         else:
             self._pause_s = min(2 * self._pause_s, self._longest_s)
@@ -139,7 +146,7 @@ class Patience:
     def worked(self) -> None:
         """Everything works."""
         if self._pause_s:
-            _log.warning("it works again")
+            _log.warning("compacting works again")
         self._pause_s = 0.0
 
 
