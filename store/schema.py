@@ -26,10 +26,11 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    text,
 )
 
 # The last migration; a change here comes with one.
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 # SQLite counts rows by itself only in a column declared exactly INTEGER.
 _ROW_ID = BigInteger().with_variant(Integer, "sqlite")
@@ -84,7 +85,8 @@ trace_ids = Table(
     Index("trace_ids_by_subject", "period_id", "alias"),
 )
 
-# How far each log was read. `next` is the first offset not yet committed.
+# How far each log was read. `next` is the first offset not yet committed. `name` is what people
+# call the topic, empty where a catalog of an earlier version did not say.
 offsets = Table(
     "offsets",
     metadata,
@@ -93,6 +95,7 @@ offsets = Table(
     Column("partition", Integer, primary_key=True),
     Column("next", BigInteger, nullable=False),
     Column("changed_s", Float, nullable=False),
+    Column("name", Text, nullable=False, server_default=text("''")),
 )
 
 # Offsets [first, next) that a log no longer had when they were due to be read.

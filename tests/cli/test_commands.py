@@ -38,6 +38,7 @@ COMMANDS = (
     ("drafters", "cold"),
     ("catalog",),
     ("catalog", "check"),
+    ("catalog", "forget-log"),
     ("doctor",),
     ("demo",),
 )
