@@ -64,6 +64,11 @@ class KafkaLog:
         self._closed = False
         self._identity = self._read_identity()
 
+    @property
+    def name(self) -> str:
+        """The topic's name."""
+        return self._partition.topic
+
     def append(self, records: Sequence[bytes]) -> int:
         """See `Log.append`; others' records may lie between these, and all or none is not kept."""
         if not records:

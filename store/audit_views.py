@@ -116,7 +116,7 @@ VIEWS = {
     """,
     "drops": "SELECT source, reason, hour_s, count FROM _drops",
     "gaps": "SELECT cluster, topic, partition, first, next, seen_s FROM _gaps",
-    "offsets": "SELECT cluster, topic, partition, next, changed_s FROM _offsets",
+    "offsets": "SELECT cluster, name, topic, partition, next, changed_s FROM _offsets",
     "dead_letters": """
         SELECT reason, detail, lower(hex(sha256)) AS sha256, count, tenant,
                lower(hex(alias)) AS alias, cluster, topic, partition, "offset", seen_s, expiry_s

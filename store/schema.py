@@ -26,6 +26,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    text,
 )
 
 # The last migration; a change here comes with one.
@@ -95,7 +96,7 @@ offsets = Table(
     Column("partition", Integer, primary_key=True),
     Column("next", BigInteger, nullable=False),
     Column("changed_s", Float, nullable=False),
-    Column("name", Text, nullable=False, server_default=""),
+    Column("name", Text, nullable=False, server_default=text("''")),
     Column("erased_to", BigInteger, nullable=True),
 )
 

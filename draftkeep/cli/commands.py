@@ -154,6 +154,26 @@ def catalog_check(
         raise typer.Exit(1)
 
 
+@catalog_app.command("forget-log")
+def catalog_forget_log(
+    name: Annotated[str, typer.Argument(help="The topic's name, or its id.")],
+    config: ConfigOption = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; without, only show it.")] = False,
+) -> None:
+    """Forget how far a log was read, so that it is read from its start. Nothing else is lost.
+
+    For a topic that was deleted and made again, or restored from an older copy.
+    """
+    from draftkeep.cli.forgetting import forget
+    from draftkeep.cli.tables import table_console
+
+    console = table_console()
+    console.print(forget(load_config(config), name, yes=yes))
+    if not yes:
+        console.print("Nothing was forgotten; repeat it with --yes to forget these offsets.")
+        raise typer.Exit(1)
+
+
 def only_tenant(config: Config, name: str | None) -> str:
     """The tenant named, or the only one; ConfigError where that is not one."""
     names = [tenant.name for tenant in config.tenants]

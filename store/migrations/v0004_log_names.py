@@ -9,4 +9,6 @@ from alembic.operations import Operations
 
 def upgrade(op: Operations) -> None:
     """One column."""
-    op.add_column("offsets", sa.Column("name", sa.Text, nullable=False, server_default=""))
+    op.add_column(
+        "offsets", sa.Column("name", sa.Text, nullable=False, server_default=sa.text("''"))
+    )

@@ -37,6 +37,7 @@ COMMANDS = (
     ("drafters", "cold"),
     ("catalog",),
     ("catalog", "check"),
+    ("catalog", "forget-log"),
     ("doctor",),
     ("demo",),
 )
