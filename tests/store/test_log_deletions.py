@@ -17,8 +17,8 @@ from draftkeep.store.deletion_rows import read_ledger, record_request, record_st
 from draftkeep.store.erasure import erase_subject
 from draftkeep.store.log_deletions import DeletionReport, carry_out, marks_below
 from tests.store.conftest import World
+from tests.store.deletions import NOW_S, add_erasure
 
-NOW_S = 1_800_000_000.0
 INTERVAL_S = 60.0
 WAIT_S = INTERVAL_S + 30
 PLACE = ("cluster", "topic-id", 0)
@@ -154,24 +154,6 @@ def test_a_step_deletes_only_what_is_owed_there_and_committed(
     for everything in (False, True):
         marks = marks_below(state, [step], known, (), everything)
         assert all(mark <= (committed or 0) for mark in marks.values())
-
-
-def add_erasure(catalog: Catalog, number: int, state: str = "done") -> bytes:
-    erasure = bytes([number]) * 16
-    counts = ("aliases", "traces", "keys_destroyed", "drafters_quarantined", "channels_moved")
-    with catalog.begin() as connection:
-        connection.execute(
-            sa.insert(schema.erasures).values(
-                id=erasure,
-                tenant="acme",
-                subject_ref=erasure,
-                state=state,
-                planned_s=NOW_S,
-                jobs_contaminated=0,
-                **dict.fromkeys(counts, 0),
-            )
-        )
-    return erasure
 
 
 def test_a_request_covers_what_was_done_and_nothing_twice(catalog: Catalog) -> None:
