@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from kafka import TopicPartition
-from kafka.admin import ConfigResource, OffsetSpec
+from kafka.admin import OffsetSpec
 from kafka.errors import KafkaError, UnknownTopicOrPartitionError
 
 from draftkeep.errors import StoreError
+from draftkeep.ingest.kafka_settings import broker_settings
 
 _CHECKPOINT = "log.flush.start.offset.checkpoint.interval.ms"
 
@@ -87,8 +88,7 @@ def delete_below(admin: Any, state: TopicState, marks: Mapping[int, int]) -> Non
     fails or a broker refuses; any of the partitions may be done then.
     """
     try:
-        found = _describe(admin, state.name)
-        if found is None or str(found["topic_id"]) != state.topic:
+        if topic_id(admin, state.name) != state.topic:
             raise StoreError(
                 f"topic {state.name} was deleted or made again just now; nothing was deleted in it"
             )
@@ -104,21 +104,17 @@ def delete_below(admin: Any, state: TopicState, marks: Mapping[int, int]) -> Non
 
 def checkpoint_s(admin: Any) -> float:
     """The longest that any broker waits before it writes down what was deleted."""
-    try:
-        longest_ms = 0
-        for broker in admin.describe_cluster()["brokers"]:
-            name = str(broker["broker_id"])
-            answer = admin.describe_configs([ConfigResource("BROKER", name)], config_filter="all")
-            longest_ms = max(longest_ms, int(answer["broker"][name][_CHECKPOINT]["value"]))
-    except KafkaError as error:
-        raise StoreError(
-            f"the brokers' settings cannot be read ({type(error).__name__}); this user needs "
-            "DESCRIBE_CONFIGS on the cluster"
-        ) from error
-    return longest_ms / 1000
+    return max(int(broker[_CHECKPOINT]) for broker in broker_settings(admin).values()) / 1000
+
+
+def topic_id(admin: Any, name: str) -> str | None:
+    """The id of the topic that has this name; None where there is none."""
+    found = _describe(admin, name)
+    return None if found is None else str(found["topic_id"])
 
 
 def _describe(admin: Any, name: str) -> dict[str, Any] | None:
+    """Raises StoreError where the brokers say neither what it is nor that it is not there."""
     (found,) = admin.describe_topics([name])
     if found["error_code"] == UnknownTopicOrPartitionError.errno:
         return None

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from draftkeep.errors import StoreError
 from draftkeep.store import schema
 from draftkeep.store.catalog import Catalog
 from tests.services.kafka import Kafka, Node
@@ -235,7 +236,7 @@ def test_a_leader_that_dies_starts_the_wait_anew(
     def answered() -> bool:
         try:
             house.round()
-        except Exception:
+        except StoreError:
             return False
         return True
 
