@@ -2,6 +2,8 @@
 
 import datetime
 import logging
+import re
+import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -153,22 +155,24 @@ def test_over_tls_and_scram_everything_works_and_says_why_it_does_not(
     house.round("compacted")
     assert house.firsts() == [4, 0]
     house.close()
-    wrong_secret = "zebra-canary-77"
+    wrong_secret = secrets.token_hex(8)
+    # The broker hangs up right after it has said so, and may be quicker than the library.
+    login = "Authentication failed|during the login"
     now = datetime.datetime.now(datetime.UTC)
     other_ca = write_certificates(tmp_path, now=now).authority
     cases: dict[str, tuple[dict[str, object], str]] = {
-        "password": ({"password": wrong_secret}, "Authentication failed"),
-        "user": ({"username": "nobody"}, "Authentication failed"),
+        "password": ({"password": wrong_secret}, login),
+        "user": ({"username": "nobody"}, login),
         "authority": ({"ca_file": other_ca}, "certificate verify failed"),
-        "plain": ({"ca_file": None, "username": None, "password": None}, ""),
-        "no login": ({"username": None, "password": None}, ""),
+        "plain": ({"ca_file": None, "username": None, "password": None}, "wants TLS"),
+        "no login": ({"username": None, "password": None}, "wants a login"),
         "no route": ({"servers": ("127.0.0.1:1",)}, "ECONNREFUSED"),
     }
     for name, (changes, reason) in cases.items():
         found = kafka_findings(configured(house, tmp_path, **changes))
         assert list(found) == ["kafka"], name
         assert found["kafka"].status == "fail"
-        assert reason in found["kafka"].detail, (name, found["kafka"].detail)
+        assert re.search(reason, found["kafka"].detail), (name, found["kafka"].detail)
         said = found["kafka"].detail + found["kafka"].remedy
         assert wrong_secret not in said
         assert kafka_scram.password not in said
