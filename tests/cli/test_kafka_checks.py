@@ -169,7 +169,7 @@ def test_over_tls_and_scram_everything_works_and_says_why_it_does_not(
         "no route": ({"servers": ("127.0.0.1:1",)}, "ECONNREFUSED"),
     }
     for name, (changes, reason) in cases.items():
-        found = kafka_findings(configured(house, tmp_path, **changes))
+        found = kafka_findings(configured(house, tmp_path, **{**changes, "deadline_s": 2}))
         assert list(found) == ["kafka"], name
         assert found["kafka"].status == "fail"
         assert re.search(reason, found["kafka"].detail), (name, found["kafka"].detail)
