@@ -88,7 +88,7 @@ def delete_below(admin: Any, state: TopicState, marks: Mapping[int, int]) -> Non
     fails or a broker refuses; any of the partitions may be done then.
     """
     try:
-        if topic_id(admin, state.name) != state.topic:
+        if current_id(admin, state.name) != state.topic:
             raise StoreError(
                 f"topic {state.name} was deleted or made again just now; nothing was deleted in it"
             )
@@ -107,7 +107,7 @@ def checkpoint_s(admin: Any) -> float:
     return max(int(broker[_CHECKPOINT]) for broker in broker_settings(admin).values()) / 1000
 
 
-def topic_id(admin: Any, name: str) -> str | None:
+def current_id(admin: Any, name: str) -> str | None:
     """The id of the topic that has this name; None where there is none."""
     found = _describe(admin, name)
     return None if found is None else str(found["topic_id"])

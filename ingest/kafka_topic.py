@@ -149,7 +149,12 @@ def topic_identity(admin: Any, name: str) -> tuple[str, str]:
 
     Raises StoreError where there is no such topic.
     """
+    return str(admin.describe_cluster()["cluster_id"]), topic_id(admin, name)
+
+
+def topic_id(admin: Any, name: str) -> str:
+    """The topic's id. Raises StoreError where there is no such topic."""
     (topic,) = admin.describe_topics([name])
     if topic["topic_id"] is None:
         raise StoreError(f"there is no topic {name}; make it first (draftkeep.ingest.kafka_topic)")
-    return str(admin.describe_cluster()["cluster_id"]), str(topic["topic_id"])
+    return str(topic["topic_id"])

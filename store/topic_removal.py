@@ -14,7 +14,7 @@ from kafka.errors import KafkaError
 
 from draftkeep.errors import InputError, StoreError
 from draftkeep.ingest.kafka_client import KafkaAccess
-from draftkeep.ingest.kafka_state import TopicState, look_at_topic, topic_id
+from draftkeep.ingest.kafka_state import TopicState, current_id, look_at_topic
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.offsets import forget_log, stored_offsets
 from draftkeep.store.schema import gaps
@@ -103,7 +103,7 @@ def _delete(admin: Any, state: TopicState, patience_s: float) -> None:
     try:
         # By its id: one that was made again meanwhile stays.
         admin.delete_topics([uuid.UUID(state.topic)])
-        while topic_id(admin, state.name) == state.topic:
+        while current_id(admin, state.name) == state.topic:
             if time.monotonic() > deadline_s:
                 raise StoreError(
                     f"topic {state.name} is still there after {patience_s:g} s; check that the "

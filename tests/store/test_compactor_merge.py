@@ -8,6 +8,7 @@ import pytest
 
 from draftkeep.errors import ConflictError
 from draftkeep.store.compactor import Compactor
+from draftkeep.store.storage_local import LocalStorage
 from tests.store.conftest import PERIOD_S, HookedCatalog, World, ids
 
 COMPACT = """
@@ -20,17 +21,19 @@ from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.store.audit import AuditSession
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.compactor import Compactor
+from draftkeep.store.storage_local import LocalStorage
 from draftkeep.store.sweeper import Sweeper
 log = SqliteLog(root / "log", cap_bytes=1 << 30, bucket_s=600, clock=lambda: now)
 catalog = Catalog.connect(sys.argv[4])
+storage = LocalStorage(root / "shards")
 compactor = Compactor(
-    log, catalog, root / "shards", clock=lambda: now, issuer_public=issuer, period_s=3600
+    log, catalog, storage, clock=lambda: now, issuer_public=issuer, period_s=3600
 )
 print(compactor.run_once().stored)
 compactor.merge(1 << 20)
 compactor.rewrite_erased()
-Sweeper(catalog, root / "shards", clock=lambda: now).run_once()
-with AuditSession(catalog, root / "shards", now_s=now) as session:
+Sweeper(catalog, storage, clock=lambda: now).run_once()
+with AuditSession(catalog, storage, now_s=now) as session:
     print(session.query("SELECT count(*) FROM traces").rows[0][0])
 log.close()
 catalog.close()
@@ -123,7 +126,7 @@ def test_paths_may_hold_spaces_and_more(tmp_path: Path, world: World) -> None:
     compactor = Compactor(
         world.log,
         world.catalog,
-        directory,
+        LocalStorage(directory),
         clock=world.clock,
         issuer_public=world.keyring.issuer_public,
     )
