@@ -57,7 +57,6 @@ def look_at_topic(admin: Any, name: str) -> TopicState | None:
         partitions = [TopicPartition(name, p["partition_index"]) for p in found["partitions"]]
         first = admin.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.EARLIEST))
         last = admin.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.LATEST))
-        cluster = str(admin.describe_cluster()["cluster_id"])
     except KafkaError as error:
         raise StoreError(
             f"topic {name} cannot be looked at ({type(error).__name__}: {error}); check that the "
@@ -65,7 +64,7 @@ def look_at_topic(admin: Any, name: str) -> TopicState | None:
         ) from error
     return TopicState(
         name=name,
-        cluster=cluster,
+        cluster=cluster_id(admin),
         topic=str(found["topic_id"]),
         partitions={
             key.partition: PartitionState(
@@ -78,6 +77,17 @@ def look_at_topic(admin: Any, name: str) -> TopicState | None:
             for key, said in zip(partitions, found["partitions"], strict=True)
         },
     )
+
+
+def cluster_id(admin: Any) -> str:
+    """The cluster's id. Raises StoreError where the brokers do not answer."""
+    try:
+        return str(admin.describe_cluster()["cluster_id"])
+    except KafkaError as error:
+        raise StoreError(
+            f"the cluster does not say which it is ({type(error).__name__}); check that the "
+            "brokers answer"
+        ) from error
 
 
 def delete_below(admin: Any, state: TopicState, marks: Mapping[int, int]) -> None:

@@ -14,6 +14,7 @@ from draftkeep.ingest.kafka_state import (
     PartitionState,
     TopicState,
     checkpoint_s,
+    cluster_id,
     delete_below,
     look_at_topic,
 )
@@ -62,7 +63,7 @@ def carry_out(
         names = {topic, *(item.name for item in ledger.owed)}
         states = {name: look_at_topic(admin, name) for name in names}
         wait_s = checkpoint_s(admin) + MARGIN_S
-        cluster = str(admin.describe_cluster()["cluster_id"])
+        cluster = cluster_id(admin)
         erasures, made = _request(catalog, ledger, states[topic], now_s)
         before = [*ledger.owed, *made]
         steps = [

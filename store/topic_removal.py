@@ -14,7 +14,7 @@ from kafka.errors import KafkaError
 
 from draftkeep.errors import InputError, StoreError
 from draftkeep.ingest.kafka_client import KafkaAccess
-from draftkeep.ingest.kafka_state import TopicState, current_id, look_at_topic
+from draftkeep.ingest.kafka_state import TopicState, cluster_id, current_id, look_at_topic
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.offsets import forget_log, stored_offsets
 from draftkeep.store.schema import gaps
@@ -71,7 +71,7 @@ def remove_topic(
     """
     with access.admin() as admin:
         state = look_at_topic(admin, name)
-        cluster = str(admin.describe_cluster()["cluster_id"])
+        cluster = cluster_id(admin)
         stored = stored_offsets(catalog, name)
         left = {row.topic for row in stored if row.cluster == cluster}
         left -= {state.topic} if state is not None else set()
