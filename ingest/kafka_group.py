@@ -171,12 +171,10 @@ class KafkaGroup:
     def _tell(self, consumer: Any, assigned: frozenset[int]) -> None:
         """Commit what is new of the partitions that are ours; others' would be refused."""
         with self._lock:
-            news = {
-                partition: offset
-                for partition, offset in self._offsets.items()
-                if partition in assigned and self._told.get(partition) != offset
-            }
-            self._told |= news
+            # A partition that comes back later was read by others meanwhile.
+            self._offsets = {p: offset for p, offset in self._offsets.items() if p in assigned}
+            news = {p: offset for p, offset in self._offsets.items() if self._told.get(p) != offset}
+            self._told = self._offsets.copy()
         if news:
             consumer.commit_async(self._message(news), callback=self._answered)
 
@@ -205,9 +203,8 @@ class KafkaGroup:
     def _drop(self, consumer: Any) -> None:
         """Leave, if this is a member."""
         with self._lock:
-            last = {p: offset for p, offset in self._offsets.items() if p in self._assigned}
+            last, self._offsets, self._told = self._offsets, {}, {}
             self._assigned = frozenset()
-            self._told = {}
         if consumer is None:
             return
         with contextlib.suppress(KafkaError):

@@ -95,7 +95,7 @@ def test_what_is_done_is_shown_by_kafka_and_moves_nothing(
 def test_who_asks_no_more_loses_its_partitions_and_gets_them_back(
     join: Callable[..., KafkaGroup],
 ) -> None:
-    busy = join(busy_s=7.0)
+    busy = join(busy_s=3.0)
     until(shared_by(busy))
     other = join()
     until(shared_by(other))
