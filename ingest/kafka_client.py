@@ -68,7 +68,7 @@ class KafkaAccess:
                 "security_protocol": "SASL_SSL",
                 "sasl_mechanism": "SCRAM-SHA-512",
                 "sasl_plain_username": self.username,
-                "sasl_plain_password": self.password,
+                "sasl_plain_password": _Unshown(self.password),
             }
         return options
 
@@ -110,11 +110,28 @@ class KafkaAccess:
                 give_up()
                 raise StoreError(
                     f"no Kafka broker at {', '.join(self.servers)} lets us in: "
-                    f"{_reason(words) or error}; check that it runs, its address, and the TLS and "
-                    "login settings of both sides"
+                    f"{self._reason(words) or error}; check that it runs, its address, and the TLS "
+                    "and login settings of both sides"
                 ) from error
             finally:
                 alarm.cancel()
+
+    def _reason(self, words: list[str]) -> str | None:
+        """A refused login, where it was said: a broker mostly just hangs up."""
+        said = next((line for line in words if "uthentication" in line), None)
+        if said is not None or not words:
+            return said
+        if "socket disconnected" not in words[0]:
+            return words[0]
+        # The library learns the version right before the login.
+        if not any("broker_version=(" in line for line in words):
+            return "it hangs up before its first answer, as one does that wants TLS"
+        if self.username is None:
+            return "it hangs up after its first answer, as one does that wants a login"
+        return (
+            "it hangs up during the login, as one does that does not know this user, this password "
+            "or the mechanism SCRAM-SHA-512"
+        )
 
     @contextmanager
     def admin(self) -> Iterator[Any]:
@@ -135,6 +152,15 @@ def keep_library_quiet() -> None:
     logger.addHandler(logging.NullHandler())
 
 
+class _Unshown(str):
+    """A password that is none in a dump of options: the library writes one into its debug log."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'...'"
+
+
 @contextmanager
 def _first_words() -> Iterator[list[str]]:
     """What the library logs meanwhile: the reason of a failure stands nowhere else."""
@@ -147,8 +173,3 @@ def _first_words() -> Iterator[list[str]]:
         yield words
     finally:
         logger.removeHandler(handler)
-
-
-def _reason(words: list[str]) -> str | None:
-    """A refused login, where there is one: a broker may first just hang up."""
-    return next((line for line in words if "uthentication" in line), next(iter(words), None))

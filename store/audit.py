@@ -38,6 +38,7 @@ _TABLES = {
         schema.nodes,
         schema.node_tenants,
         schema.erasures,
+        schema.log_deletions,
         schema.tombstones,
         schema.jobs,
         schema.drafters,

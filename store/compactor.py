@@ -30,6 +30,7 @@ from draftkeep.store.admission import (
 from draftkeep.store.catalog import CHUNK, Catalog
 from draftkeep.store.database import insert_many
 from draftkeep.store.dead_letters import add_dead_letters
+from draftkeep.store.deletion_rows import note_erased
 from draftkeep.store.drops import add_drops
 from draftkeep.store.offsets import LogOffset, advance, locate, note_gaps
 from draftkeep.store.ownership import claim
@@ -287,6 +288,9 @@ class Compactor:
         add_dead_letters(connection, dead, identity=offset.identity, now_s=now_s)
         counted = Counter(str(item.reason) for item in plan.refused if item.reason in COUNTED_ONLY)
         add_drops(connection, "compactor", counted, now_s)
+        erased = [item.source.offset for item in plan.refused if item.reason is Refusal.ERASED]
+        if erased:
+            note_erased(connection, offset.identity, max(erased) + 1)
 
 
 def _trace_row(item: Candidate, shard_id: int) -> dict[str, Any]:

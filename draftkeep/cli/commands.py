@@ -13,6 +13,7 @@ from rich.console import Console
 
 from draftkeep.cli.demo.run import demo
 from draftkeep.cli.doctor import doctor
+from draftkeep.cli.topics import topic_app
 from draftkeep.config import Config, load_config
 from draftkeep.errors import ConfigError, InputError
 
@@ -27,6 +28,7 @@ drafters_app = typer.Typer(help="List drafters, or make the cold one.", no_args_
 app.add_typer(drafters_app, name="drafters")
 catalog_app = typer.Typer(help="Look after the catalog.", no_args_is_help=True)
 app.add_typer(catalog_app, name="catalog")
+app.add_typer(topic_app, name="topic")
 ConfigOption = Annotated[
     Path | None,
     typer.Option("--config", "-c", envvar="DRAFTKEEP_CONFIG", help="Configuration file (TOML)."),

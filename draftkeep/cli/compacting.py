@@ -27,6 +27,7 @@ from draftkeep.store.anchors import ISSUER, read_anchor
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.compactor import Compactor
 from draftkeep.store.compactor_group import CompactorGroup, Patience, Round, keeps_house, totals
+from draftkeep.store.log_deletions import carry_out
 from draftkeep.store.ownership import claim
 from draftkeep.store.storage import Storage, open_storage
 
@@ -47,8 +48,22 @@ class _Work:
     partitions: Callable[[], Collection[int]]
 
     def keep_house(self) -> dict[str, int]:
-        """See `keep_house`."""
-        return keep_house(self.catalog, self.storage, self.config.state_dir, clock=time.time)
+        """See `keep_house`; and what the broker has that it should not have any more."""
+        kept = keep_house(self.catalog, self.storage, self.config.state_dir, clock=time.time)
+        kafka = self.config.kafka
+        if kafka.servers:
+            access = KafkaAccess.configured(kafka)
+            report = carry_out(
+                self.catalog,
+                access,
+                kafka.topic,
+                policy=kafka.delete_records,
+                now_s=time.time(),
+            )
+            kept["log_deletions"] = report.deleted
+            kept["log_deletions_undone"] = report.undone
+            kept["log_deletions_settled"] = report.verified + report.topic_gone
+        return kept
 
 
 def compact_once(config: Config) -> dict[str, Any]:
@@ -164,11 +179,11 @@ def _source(
         embedded = CompactorGroup(lambda _: compactor(SqliteLog.open_reader(directory), True))
         return embedded, lambda: (0,)
     kafka, access = config.kafka, KafkaAccess.configured(config.kafka)
-    free = kafka.delete_records == "compacted"
 
     def opened(partition: int) -> Compactor:
         log = KafkaLog(access, kafka.topic, partition=partition, deadline_s=kafka.deadline_s)
-        return compactor(log, free)
+        # Housekeeping deletes in the topic, and nobody else: it has to see what a crash undid.
+        return compactor(log, False)
 
     if not join:
         fixed = topic_partitions(access, kafka.topic)
