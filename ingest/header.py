@@ -5,6 +5,7 @@ the order below. The same fields are a shard's typed columns and encode back bit
 """
 
 from dataclasses import dataclass, fields
+from types import NoneType
 from typing import Any
 
 import cbor2
@@ -56,21 +57,20 @@ FIELD_NAMES = tuple(field.name for field in fields(Header))
 
 # What a field may hold, as in docs/formats.md: of which types exactly (so that true is no number),
 # from which to which length or value.
-_BYTES, _TEXT, _NULL = type(b""), type(""), type(None)
 _ANY = 2**63 - 1
 _KINDS: dict[str, tuple[tuple[type, ...], int, int]] = {
-    "trace_id": ((_BYTES,), 16, 16),
-    "request_id": ((_BYTES,), 16, 16),
-    "tenant": ((_TEXT,), 1, _ANY),
-    "period_id": ((_BYTES,), 16, 16),
-    "alias": ((_BYTES,), 16, 16),
-    "share_id": ((_BYTES,), 16, 16),
-    "target": ((_BYTES,), 32, 32),
-    "tokenizer": ((_BYTES,), 32, 32),
-    "node": ((_TEXT,), 1, _ANY),
-    "parent_trace_id": ((_BYTES, _NULL), 16, 16),
-    "domain": ((_TEXT, _NULL), 0, _ANY),
-    "ext": ((_BYTES,), 0, _ANY),
+    "trace_id": ((bytes,), 16, 16),
+    "request_id": ((bytes,), 16, 16),
+    "tenant": ((str,), 1, _ANY),
+    "period_id": ((bytes,), 16, 16),
+    "alias": ((bytes,), 16, 16),
+    "share_id": ((bytes,), 16, 16),
+    "target": ((bytes,), 32, 32),
+    "tokenizer": ((bytes,), 32, 32),
+    "node": ((str,), 1, _ANY),
+    "parent_trace_id": ((bytes, NoneType), 16, 16),
+    "domain": ((str, NoneType), 0, _ANY),
+    "ext": ((bytes,), 0, _ANY),
 }
 _WHOLE = ((int,), 0, _ANY)
 _FIELDS = tuple((name, *_KINDS.get(name, _WHOLE)) for name in FIELD_NAMES)
