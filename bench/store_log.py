@@ -53,7 +53,7 @@ def append_per_s(node: Node) -> list[Figure]:
             metric="append_floor_per_s",
             value=_THREADS * _AT_ONCE / sync_s,
             unit="records/s",
-            against="a bare file, one fdatasync for as many records as the threads hand over at once",
+            against="a bare file, one fdatasync for what the threads hand over at once",
             conditions={"sync_ms": sync_s * 1000},
         ),
     ]

@@ -16,6 +16,7 @@ from draftkeep.ingest.body_arrays import (
     Arrays,
     Ints,
     arrays_of,
+    padded,
     read_arrays,
     write_arrays,
 )
@@ -132,15 +133,10 @@ def _topks(fields: Fields, arrays: Arrays, ids_N: Ints) -> tuple[TopK, list[TopK
         end = row + rows
         entry_end = int(entry_ends[end - 1]) if end else 0
         k_T = arrays.k_R[row:end]
-        mask_TK = np.arange(k_T.max(initial=0)) < k_T[:, None]
-        ids_TK = np.full(mask_TK.shape, -1, np.int32)
-        ids_TK[mask_TK] = ids_N[entry:entry_end]
-        logprobs_TK = np.full(mask_TK.shape, -np.inf, np.float32)
-        logprobs_TK[mask_TK] = logprobs_N[entry:entry_end]
         topks.append(
             TopK(
-                ids_TK=ids_TK,
-                logprobs_TK=logprobs_TK,
+                ids_TK=padded(ids_N[entry:entry_end].astype(np.int32), k_T, -1),
+                logprobs_TK=padded(logprobs_N[entry:entry_end], k_T, -np.inf),
                 k_T=k_T.astype(np.uint8),
                 tail_T=tail_R[row:end],
                 tail_known_T=arrays.tail_R[row:end] != grids.TAIL_UNKNOWN,
@@ -154,11 +150,14 @@ def _tokens(
     topk: TopK, rows_N: NDArray[np.intp], rank_N: Ints, unlisted: Ints
 ) -> tuple[NDArray[np.int32], Ints]:
     """Tokens from ranks in their rows' lists, or from the stream; and the stream behind them."""
+    if not len(rank_N):
+        return rank_N.astype(np.int32), unlisted
     listed_N = rank_N != NOT_LISTED
-    if (rank_N[listed_N] >= topk.k_T[rows_N[listed_N]]).any():
+    rows_L, rank_L = rows_N[listed_N], rank_N[listed_N]
+    if (rank_L >= topk.k_T[rows_L]).any():
         raise CodecError("trace body has a token's rank past the end of its list")
     tokens_N = np.empty(len(rank_N), np.int32)
-    tokens_N[listed_N] = topk.ids_TK[rows_N[listed_N], rank_N[listed_N]]
-    spelled = len(rank_N) - int(listed_N.sum())
+    tokens_N[listed_N] = topk.ids_TK[rows_L, rank_L]
+    spelled = len(rank_N) - len(rank_L)
     tokens_N[~listed_N] = unlisted[:spelled]
     return tokens_N, unlisted[spelled:]
