@@ -23,7 +23,7 @@ from draftkeep.policies.keyring import Keyring
 from draftkeep.policies.signing import SigningKey
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.compactor import Compactor
-from draftkeep.store.nodes import enrol_node, node_public
+from draftkeep.store.nodes import NodePublicKeys, enrol_node
 from draftkeep.store.periods import publish_period
 
 MB = 1e6
@@ -179,9 +179,7 @@ class Node:
 
     def opener(self, catalog: Catalog) -> Opener:
         """What a job opens traces with."""
-        return Opener(
-            self.keyring.job_keys(), lambda name: node_public(catalog, name), clock=self.clock
-        )
+        return Opener(self.keyring.job_keys(), NodePublicKeys(catalog), clock=self.clock)
 
 
 @contextmanager
