@@ -23,6 +23,10 @@ from draftkeep.ingest.wire import Reader, Writer
 
 NOT_LISTED = 255
 _MAX_ID = 2**31 - 1
+# As plain numbers: comparing an array with a member of an enumeration takes as long as with a
+# thousand numbers.
+CORRECTED = int(How.CORRECTED)
+_LAST_HOW = int(max(How))
 
 Ints = NDArray[np.int64]
 _Value = TypeVar("_Value", bound=np.generic)
@@ -52,7 +56,7 @@ def arrays_of(trace: Trace) -> Arrays:
     """Lay a valid trace out; CodecError where a value does not fit."""
     topks = [trace.topk, *(branch.topk for branch in trace.branches)]
     entries = [_entries(topk) for topk in topks]
-    corrected_T = trace.how_T == How.CORRECTED
+    corrected_T = trace.how_T == CORRECTED
     rank_T, unlisted = _ranks(trace.topk, trace.output_ids_T)
     rejected_C, unlisted_rejected = _ranks(
         _rows(trace.topk, corrected_T), trace.rejected_T[corrected_T]
@@ -124,13 +128,13 @@ def read_arrays(
     levels_N = _levels(k_R, gaps_G=reader.array(), heads_R=reader.array())
     tail_R = reader.array(positions + branch_rows)
     rank_T, how_T = reader.array(positions), reader.array(positions)
-    rejected_C = reader.array(int((how_T == How.CORRECTED).sum()))
+    rejected_C = reader.array(int(np.count_nonzero(how_T == CORRECTED)))
     processed_T = reader.array(positions) if has_processed else None
     _check_bound("level", grids.NO_MASS_LEVEL, levels_N)
     _check_bound("tail", grids.TAIL_UNKNOWN, tail_R)
     _check_bound("rank", NOT_LISTED, rank_T)
     _check_bound("rank", NOT_LISTED, rejected_C)
-    _check_bound("kind of position", max(How), how_T)
+    _check_bound("kind of position", _LAST_HOW, how_T)
     if processed_T is not None:
         _check_bound("level", grids.NO_MASS_LEVEL, processed_T)
     return Arrays(
@@ -195,7 +199,7 @@ def _read_runs(reader: Reader, rows: int) -> Ints:
     widest = max((k for _, k in runs), default=0)
     if rows * widest > MAX_CELLS or widest > MAX_K:
         raise CodecError(f"trace body unpacks to more than {MAX_CELLS} entries; drop the trace")
-    lengths = np.array([length for length, _ in runs], np.int64)
+    lengths = [length for length, _ in runs]
     return np.repeat(np.array([k for _, k in runs], np.int64), lengths)
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from draftkeep.errors import CodecError
 from draftkeep.ingest import grids
 from draftkeep.ingest.body_arrays import (
+    CORRECTED,
     NOT_LISTED,
     Arrays,
     Ints,
@@ -23,7 +24,7 @@ from draftkeep.ingest.body_arrays import (
 from draftkeep.ingest.body_fields import Fields, fields_of, read_fields, write_fields
 from draftkeep.ingest.frame import compress, decompress
 from draftkeep.ingest.tables import RemapTable
-from draftkeep.ingest.trace import Branch, How, TopK, Trace
+from draftkeep.ingest.trace import Branch, TopK, Trace
 from draftkeep.ingest.trace_check import check_branches, check_trace
 from draftkeep.ingest.wire import Reader, Writer
 
@@ -74,14 +75,13 @@ def _trace(fields: Fields, arrays: Arrays) -> Trace:
         raise CodecError(f"trace body has drafter runs that do not cover {positions} positions")
     ids_N, rest = _split_ids(fields, arrays)
     topk, branch_topks = _topks(fields, arrays, ids_N)
-    corrected_T = arrays.how_T == How.CORRECTED
+    corrected_T = arrays.how_T == CORRECTED
     output_ids_T, rest = _tokens(topk, np.arange(positions), arrays.rank_T, rest)
     rejected_T = np.full(positions, -1, np.int32)
     rejected_T[corrected_T], rest = _tokens(
         topk, np.flatnonzero(corrected_T), arrays.rejected_C, rest
     )
-    ends = np.cumsum([drafts for _, drafts in fields.branches], dtype=np.int64)
-    drafts = np.split(rest.astype(np.int32), ends[:-1]) if len(ends) else []
+    drafts = _branch_drafts(fields, rest)
     processed_T = arrays.processed_T
     return Trace(
         prompt_ids_P=arrays.ids_S[: arrays.prompt_tokens].astype(np.int32),
@@ -112,10 +112,20 @@ def _trace(fields: Fields, arrays: Arrays) -> Trace:
     )
 
 
+def _branch_drafts(fields: Fields, rest: Ints) -> list[NDArray[np.int32]]:
+    if not fields.branches:
+        return []
+    ends = np.cumsum([drafts for _, drafts in fields.branches], dtype=np.int64)
+    return np.split(rest.astype(np.int32), ends[:-1])
+
+
 def _split_ids(fields: Fields, arrays: Arrays) -> tuple[Ints, Ints]:
     """The ids of the lists, and those behind them in the stream."""
     end = arrays.prompt_tokens + len(arrays.levels_N)
-    unlisted = int((arrays.rank_T == NOT_LISTED).sum() + (arrays.rejected_C == NOT_LISTED).sum())
+    unlisted = int(
+        np.count_nonzero(arrays.rank_T == NOT_LISTED)
+        + np.count_nonzero(arrays.rejected_C == NOT_LISTED)
+    )
     expected = end + unlisted + sum(drafts for _, drafts in fields.branches)
     if len(arrays.ids_S) != expected:
         raise CodecError(f"trace body has {len(arrays.ids_S)} token ids, expected {expected}")

@@ -5,6 +5,7 @@ the order below. The same fields are a shard's typed columns and encode back bit
 """
 
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from types import NoneType
 from typing import Any
 
@@ -50,10 +51,11 @@ class Header:
 
     def encode(self) -> bytes:
         """The one canonical encoding of this header."""
-        return cbor2.dumps([getattr(self, name) for name in FIELD_NAMES], canonical=True)
+        return cbor2.dumps(list(_values(self)), canonical=True)
 
 
 FIELD_NAMES = tuple(field.name for field in fields(Header))
+_values = attrgetter(*FIELD_NAMES)
 
 # What a field may hold, as in docs/formats.md: of which types exactly (so that true is no number),
 # from which to which length or value.
