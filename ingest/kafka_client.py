@@ -7,17 +7,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError
 from kafka.net.compat import KafkaNetClient
 
+from draftkeep.config import KafkaConfig
 from draftkeep.errors import StoreError
 
 # The library's own bound is 30 s, and it grows its pause between attempts to as much: a broker
 # that is back would wait for us instead of we for it.
 RECONNECT_MAX_MS = 1000
+_PATIENCE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +35,23 @@ class KafkaAccess:
     ca_file: Path | None = None
     username: str | None = None
     password: str | None = field(default=None, repr=False)
-    patience_s: float = 10.0
+    patience_s: float = _PATIENCE_S
 
     def __post_init__(self) -> None:
         """Raises StoreError for a login that would cross the network in the open."""
         if self.username is not None and (self.ca_file is None or self.password is None):
             raise StoreError("a Kafka username needs a password and ca_file: SCRAM goes over TLS")
+
+    @classmethod
+    def configured(cls, config: KafkaConfig) -> Self:
+        """As the operator says. Raises ConfigError where the password's file cannot be read."""
+        return cls(
+            servers=config.servers,
+            ca_file=config.ca_file,
+            username=config.username,
+            password=config.read_password(),
+            patience_s=min(_PATIENCE_S, config.deadline_s),
+        )
 
     def options(self) -> dict[str, Any]:
         """The keyword arguments that every kafka-python client takes."""
@@ -111,6 +124,15 @@ class KafkaAccess:
             yield client
         finally:
             client.close()
+
+
+def keep_library_quiet() -> None:
+    """Leave the library's own lines out of this process's log: a broker that is away is worth one
+    line of ours, not one of its every second. `KafkaAccess.connect` still tells its reasons.
+    """
+    logger = logging.getLogger("kafka")
+    logger.propagate = False
+    logger.addHandler(logging.NullHandler())
 
 
 @contextmanager

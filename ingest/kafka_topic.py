@@ -12,7 +12,7 @@ from draftkeep.errors import StoreError
 from draftkeep.ingest.kafka_client import KafkaAccess
 
 _SEGMENTS_PER_TTL = 24
-_MAX_MESSAGE_BYTES = 2 * 1024**2
+MAX_MESSAGE_BYTES = 2 * 1024**2
 _SEGMENT_BYTES = 256 * 1024**2
 _DELETE_DELAY_MS = 60_000
 
@@ -82,7 +82,7 @@ def topic_settings(*, ttl_s: float, replicas: int) -> dict[str, str]:
         "segment.bytes": str(_SEGMENT_BYTES),
         "file.delete.delay.ms": str(min(_DELETE_DELAY_MS, segment_ms // 4)),
         "message.timestamp.type": "LogAppendTime",
-        "max.message.bytes": str(_MAX_MESSAGE_BYTES),
+        "max.message.bytes": str(MAX_MESSAGE_BYTES),
         "compression.type": "uncompressed",
         "min.insync.replicas": str(2 if replicas >= 3 else 1),
         "unclean.leader.election.enable": "false",

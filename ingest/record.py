@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from draftkeep.errors import EnvelopeError
-from draftkeep.ingest.header import Header, decode_header
+from draftkeep.ingest.header import HEADER_VERSION, Header, decode_header
 from draftkeep.policies import signing
 from draftkeep.policies.names import ID_BYTES, lp
 from draftkeep.policies.period_keys import ENCAPSULATION_BYTES
@@ -20,6 +20,11 @@ COMMITMENT_BYTES = 32
 ENVELOPE_BYTES = NONCE_BYTES + TAG_BYTES + COMMITMENT_BYTES + SIGNATURE_BYTES
 # What a record spends beside header and body.
 RECORD_OVERHEAD_BYTES = 1 + 6 * 4 + ENVELOPE_BYTES + ENCAPSULATION_BYTES
+# How a record begins in front of its trace id, the header's length aside: that is the header's
+# CBOR array of 22, its version and a byte string of 16.
+_HEADER_AT = 1 + 4
+_TRACE_ID_HEAD = bytes([0x96, HEADER_VERSION, 0x40 + ID_BYTES])
+_TRACE_ID_AT = _HEADER_AT + len(_TRACE_ID_HEAD)
 _FIELDS = ("header", "nonce", "ciphertext", "commitment", "signature", "encapsulation")
 _LENGTHS = (
     ("nonce", NONCE_BYTES),
@@ -140,3 +145,11 @@ def read_record(data: bytes) -> tuple[SealedTrace, Header]:
         raise EnvelopeError(f"a log record goes on for {len(data) - at} bytes after its last field")
     sealed = SealedTrace(**fields)
     return sealed, decode_header(sealed.header)
+
+
+def peek_trace_id(data: bytes) -> bytes | None:
+    """The trace id of what begins like a record; None elsewhere. Says nothing of the rest."""
+    if data[:1] != bytes([RECORD_VERSION]) or data[_HEADER_AT:_TRACE_ID_AT] != _TRACE_ID_HEAD:
+        return None
+    trace_id = data[_TRACE_ID_AT : _TRACE_ID_AT + ID_BYTES]
+    return trace_id if len(trace_id) == ID_BYTES else None

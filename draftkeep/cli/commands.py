@@ -43,6 +43,23 @@ def serve(config: ConfigOption = None) -> None:
 
 
 @app.command()
+def forward(
+    config: ConfigOption = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="End once the log is empty, or at the first failure.")
+    ] = False,
+) -> None:
+    """Move a node's log into Kafka. A serving node does it itself; this is for one that is gone."""
+    from draftkeep.cli.forwarding import forward_forever, forward_once
+
+    settings = load_config(config)
+    if once:
+        Console().print_json(data=forward_once(settings))
+    else:
+        forward_forever(settings)
+
+
+@app.command()
 def compact(
     config: ConfigOption = None,
     every_s: Annotated[

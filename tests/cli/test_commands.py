@@ -27,6 +27,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "cli.txt"
 COMMANDS = (
     (),
     ("serve",),
+    ("forward",),
     ("compact",),
     ("distill",),
     ("audit",),
