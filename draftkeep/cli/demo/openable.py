@@ -15,6 +15,7 @@ from draftkeep.policies.keyring import Keyring
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.nodes import NodePublicKeys
 from draftkeep.store.reader import iter_sealed
+from draftkeep.store.storage import open_storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,7 @@ def count_openable(config_path: Path, tenant: str, aliases: Collection[bytes]) -
             opener = Opener(keyring.job_keys(), NodePublicKeys(catalog), clock=time.time)
             for sealed in iter_sealed(
                 catalog,
-                config.state_dir / "shards",
+                open_storage(config),
                 tenants=[tenant],
                 target=None,
                 not_after_s=time.time(),
