@@ -18,6 +18,7 @@ from draftkeep.store.offsets import LogOffset, advance
 from draftkeep.store.schema import shards, trace_ids
 from draftkeep.store.shard import ShardFile
 from draftkeep.store.shard_rows import add_shard
+from draftkeep.store.storage import Storage
 from tests.services.postgres import running_postgres
 
 _IDS = 1000
@@ -34,7 +35,7 @@ def commit_ms(node: Node) -> list[Figure]:
     for database, connected in (("sqlite", _sqlite), ("postgresql", _postgres)):
         with connected(node) as catalog:
             _fill(catalog, node.sizes.shards, node.sizes.ids_a_shard)
-            taken_ms = _commits(catalog, node.sizes.commits)
+            taken_ms = _commits(catalog, node.storage, node.sizes.commits)
         conditions = {
             "database": database,
             "shards": node.sizes.shards,
@@ -92,7 +93,7 @@ def _fill(catalog: Catalog, count: int, ids_a_shard: int) -> None:
                 connection.exec_driver_sql(command)
 
 
-def _commits(catalog: Catalog, count: int) -> list[float]:
+def _commits(catalog: Catalog, storage: Storage, count: int) -> list[float]:
     """Milliseconds of each of `count` commits into a bucket of its own, as a compactor makes."""
     draw = random.Random(2)
     bucket_s = _PERIOD_S * _PERIODS
@@ -108,7 +109,7 @@ def _commits(catalog: Catalog, count: int) -> list[float]:
         started_s = time.perf_counter()
         with catalog.begin(shared=True) as connection:
             advance(connection, offset, (number + 1) * _IDS, 1.0, [])
-            shard = add_shard(connection, _file(bucket_s, number), 1.0)
+            shard = add_shard(connection, _file(storage, bucket_s, number), 1.0)
             for row in rows:
                 row["shard"] = shard
             insert_many(connection, trace_ids, rows)
@@ -116,9 +117,10 @@ def _commits(catalog: Catalog, count: int) -> list[float]:
     return taken_ms
 
 
-def _file(bucket_s: int, number: int) -> ShardFile:
+def _file(storage: Storage, bucket_s: int, number: int) -> ShardFile:
     return ShardFile(
-        path=Path(f"{bucket_s}-{number}.parquet"),
+        storage=storage,
+        name=f"{bucket_s}-{number}.parquet",
         bucket_s=bucket_s,
         target=TARGET,
         rows=_IDS,

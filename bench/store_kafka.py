@@ -15,6 +15,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from bench.store_work import MB, Figure, Node
 from draftkeep.errors import DraftkeepError
+from draftkeep.ingest.forwarder import Forwarder
 from draftkeep.ingest.kafka_client import KafkaAccess
 from draftkeep.ingest.kafka_log import KafkaLog
 from draftkeep.ingest.kafka_topic import create_topic
@@ -28,7 +29,6 @@ _TOPIC, _OTHER_TOPIC = "traces", "alone"
 _TTL_S = 86_400.0
 _BUDGET_BYTES = 64 * 1024**2
 _DEADLINE_S = 30.0
-_READ_RECORDS, _READ_BYTES = 4096, 16 * 1024**2
 _VERIFIED = 2000
 
 
@@ -126,14 +126,7 @@ def _broker(parent: Path) -> Iterator[KafkaAccess]:
 
 def _forward(log: SqliteLog, access: KafkaAccess) -> None:
     writer = KafkaWriter(access, _TOPIC, budget_bytes=_BUDGET_BYTES, deadline_s=_DEADLINE_S)
-    at, following = log.bounds()
-    while at < following:
-        found = log.read(at, _READ_RECORDS, _READ_BYTES)
-        data = [record.data for record in found]
-        keys = [decode_record(record).parsed.trace_id for record in data]
-        writer.append(data, keys=keys)
-        at = found[-1].offset + 1
-        log.free(at)
+    Forwarder(log, writer, budget_bytes=_BUDGET_BYTES, clock=time.time).drain()
     writer.close()
 
 

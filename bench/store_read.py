@@ -25,7 +25,7 @@ def read_positions_s(node: Node) -> list[Figure]:
         def select() -> list[SealedTrace]:
             return list(
                 iter_sealed(
-                    catalog, node.shards_dir, tenants=None, target=None, not_after_s=node.clock()
+                    catalog, node.storage, tenants=None, target=None, not_after_s=node.clock()
                 )
             )
 
@@ -33,7 +33,7 @@ def read_positions_s(node: Node) -> list[Figure]:
         positions = sum(
             decode_body(opener.open(sealed), only_identity).positions
             for sealed in iter_sealed(
-                catalog, node.shards_dir, tenants=None, target=None, not_after_s=node.clock()
+                catalog, node.storage, tenants=None, target=None, not_after_s=node.clock()
             )
         )
         cpu_s = time.process_time() - cpu_s

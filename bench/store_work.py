@@ -25,6 +25,7 @@ from draftkeep.store.catalog import Catalog
 from draftkeep.store.compactor import Compactor
 from draftkeep.store.nodes import NodePublicKeys, enrol_node
 from draftkeep.store.periods import publish_period
+from draftkeep.store.storage_local import LocalStorage
 
 MB = 1e6
 K = 32
@@ -49,7 +50,7 @@ class Sizes:
     offers: int = 3000
     shards: int = 100_000
     ids_a_shard: int = 10
-    commits: int = 200
+    commits: int = 60
 
 
 QUICK = Sizes(traces=300, appends=600, offers=200, shards=1000, ids_a_shard=10, commits=10)
@@ -101,6 +102,7 @@ class Node:
         self.keyring = Keyring.open(directory / "keys", retention=RetentionConfig(), clock=clock)
         self.signing = SigningKey.load_or_create(directory / "keys" / "node.key")
         self.sealer = Sealer(self.keyring.node_keys(), NODE, self.signing, clock=clock)
+        self.storage = LocalStorage(directory / "shards")
         self._sealed: list[bytes] = []
 
     def close(self) -> None:
@@ -162,17 +164,12 @@ class Node:
             finally:
                 catalog.close()
 
-    @property
-    def shards_dir(self) -> Path:
-        """Where its compactors put shards."""
-        return self.directory / "shards"
-
     def compactor(self, log: Log, catalog: Catalog) -> Compactor:
         """A compactor of this log."""
         return Compactor(
             log,
             catalog,
-            self.shards_dir,
+            self.storage,
             clock=self.clock,
             issuer_public=self.keyring.issuer_public,
         )
