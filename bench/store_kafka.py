@@ -2,8 +2,9 @@
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,6 +23,7 @@ from draftkeep.ingest.kafka_topic import create_topic
 from draftkeep.ingest.kafka_writer import KafkaWriter
 from draftkeep.ingest.record import SealedTrace, decode_record, signed_message
 from draftkeep.ingest.sqlite_log import SqliteLog
+from draftkeep.store.catalog import Catalog
 from tests.services.kafka import JVM, running_kafka
 
 PARTITIONS = 3
@@ -70,23 +72,22 @@ def forwarder_mb_s(node: Node) -> list[Figure]:
 
 
 def compactor_mb_s(node: Node) -> list[Figure]:
-    """MB a CPU-second from Kafka to committed shards, beside each part of it alone."""
+    """MB a CPU-second from Kafka to committed shards, beside each part of it alone.
+
+    The first partition warms the process up, as it is after its first minute; the rest count.
+    """
     records = node.records(node.sizes.traces)
     sealed = [decode_record(record) for record in records]
-    sizes_mb = sum(map(len, records)) / MB
+    record_mb = sum(map(len, records)) / MB / len(records)
     with _broker(node.directory) as access, node.catalog() as catalog:
         _fill(access, records, sealed)
         consume_s = _consume(access, _TOPIC, len(records))
-        stored, cpu_s, started_s = 0, time.process_time(), time.perf_counter()
-        for partition in range(PARTITIONS):
-            log = KafkaLog(access, _TOPIC, partition=partition)
-            compactor = node.compactor(log, catalog)
-            while (report := compactor.run_once()).read:
-                stored += report.stored
-            log.close()
-        cpu_s, seconds = time.process_time() - cpu_s, time.perf_counter() - started_s
-    if stored != len(records):
-        raise DraftkeepError(f"the compactor stored {stored} traces of {len(records)}")
+        warm = _compact(node, access, catalog, [0])
+        rest = _compact(node, access, catalog, range(1, PARTITIONS))
+    if warm.traces + rest.traces != len(records):
+        raise DraftkeepError(
+            f"the compactor stored {warm.traces + rest.traces} traces of {len(records)}"
+        )
     conditions = {"record_bytes": len(records[0]), "records": len(records)}
     rates = {
         "kafka_consume_mb_s_core": (consume_s, "kafka-python's consumer alone"),
@@ -99,14 +100,14 @@ def compactor_mb_s(node: Node) -> list[Figure]:
     return [
         Figure(
             metric="compactor_mb_s_core",
-            value=sizes_mb / cpu_s,
+            value=record_mb * rest.traces / rest.cpu_s,
             unit="MB/CPU-s",
-            conditions=conditions | {"wall_mb_s": sizes_mb / seconds},
+            conditions=conditions | {"wall_mb_s": record_mb * rest.traces / rest.seconds},
         ),
         *(
             Figure(
                 metric=metric,
-                value=sizes_mb / alone_s,
+                value=record_mb * len(records) / alone_s,
                 unit="MB/CPU-s",
                 against=against,
                 conditions=conditions,
@@ -114,6 +115,31 @@ def compactor_mb_s(node: Node) -> list[Figure]:
             for metric, (alone_s, against) in rates.items()
         ),
     ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Compacted:
+    traces: int
+    cpu_s: float
+    seconds: float
+
+
+def _compact(
+    node: Node, access: KafkaAccess, catalog: Catalog, partitions: Iterable[int]
+) -> _Compacted:
+    """Move these partitions into shards, one after the other, to their ends."""
+    stored, cpu_s, started_s = 0, time.process_time(), time.perf_counter()
+    for partition in partitions:
+        log = KafkaLog(access, _TOPIC, partition=partition)
+        compactor = node.compactor(log, catalog)
+        while (report := compactor.run_once()).read:
+            stored += report.stored
+        log.close()
+    return _Compacted(
+        traces=stored,
+        cpu_s=time.process_time() - cpu_s,
+        seconds=time.perf_counter() - started_s,
+    )
 
 
 @contextmanager

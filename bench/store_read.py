@@ -13,7 +13,7 @@ from draftkeep.store.reader import iter_sealed
 
 def read_positions_s(node: Node) -> list[Figure]:
     """Positions a CPU-second, from the catalog to arrays; and what each step takes by itself."""
-    records = node.records(node.sizes.traces)
+    records = node.records(node.sizes.reads)
     with node.log() as log, node.catalog() as catalog:
         for at in range(0, len(records), 100):
             log.append(records[at : at + 100])

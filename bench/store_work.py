@@ -47,13 +47,16 @@ class Sizes:
 
     traces: int = 10_000
     appends: int = 30_000
+    reads: int = 5000
     offers: int = 3000
     shards: int = 100_000
     ids_a_shard: int = 10
     commits: int = 60
 
 
-QUICK = Sizes(traces=300, appends=600, offers=200, shards=1000, ids_a_shard=10, commits=10)
+QUICK = Sizes(
+    traces=300, appends=600, reads=200, offers=200, shards=1000, ids_a_shard=10, commits=10
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
