@@ -9,7 +9,7 @@ ARGS ?=
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup services kafka demo test lint types unit format pins bench bench-serving bench-streams clean
+.PHONY: help setup services kafka demo test lint types unit format pins bench bench-serving bench-streams bench-store clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -64,6 +64,9 @@ bench-serving: $(INSTALLED) ## speed of a node with an adapted drafter, beside i
 
 bench-streams: $(INSTALLED) ## what a stream's sizes and times tell, in each mode
 	$(BIN)/python -m bench.stream_timing $(ARGS)
+
+bench-store: $(INSTALLED) ## rates of the log, the forwarder, the compactor, the catalog and the read path
+	$(BIN)/python -m bench.store $(ARGS)
 
 clean: ## remove the virtual environment and caches; state directories stay
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

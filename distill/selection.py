@@ -49,7 +49,7 @@ def list_sealed(
 ) -> list[SealedTrace]:
     """Every live trace of one tenant and target, still sealed, in a fixed order. Needs no key."""
     found = iter_sealed(catalog, storage, tenants=[tenant], target=target, not_after_s=now_s)
-    return sorted(found, key=lambda sealed: (sealed.parsed.created_s, sealed.parsed.trace_id))
+    return sorted(found, key=_age)
 
 
 def inputs_of(headers: Iterable[Header]) -> list[JobInput]:
@@ -86,6 +86,11 @@ def open_all(
             (held_out if found.trace.held_out else training).append(found)
         progress(done)
     return Selection(training=training, held_out=held_out, skipped=dict(skipped))
+
+
+def _age(sealed: SealedTrace) -> tuple[int, bytes]:
+    header = sealed.parsed
+    return header.created_s, header.trace_id
 
 
 def _open(

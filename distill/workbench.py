@@ -18,7 +18,7 @@ from draftkeep.policies.signing import SigningKey
 from draftkeep.store.anchors import GATE, publish_anchor
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.models import TargetModel, load_target
-from draftkeep.store.nodes import node_public
+from draftkeep.store.nodes import NodePublicKeys
 from draftkeep.store.registry import Registry
 from draftkeep.store.storage import Storage, open_storage
 
@@ -93,7 +93,7 @@ def open_workbench(
                 storage=storage,
                 registry=Registry(catalog, config.state_dir / "drafters"),
                 keys=keys,
-                opener=Opener(keys, lambda name: node_public(catalog, name), clock=clock),
+                opener=Opener(keys, NodePublicKeys(catalog), clock=clock),
                 decode=lambda body: decode_body(body, tables),
                 gate=gate,
                 target=target,

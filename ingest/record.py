@@ -26,12 +26,12 @@ _HEADER_AT = 1 + 4
 _TRACE_ID_HEAD = bytes([0x96, HEADER_VERSION, 0x40 + ID_BYTES])
 _TRACE_ID_AT = _HEADER_AT + len(_TRACE_ID_HEAD)
 _FIELDS = ("header", "nonce", "ciphertext", "commitment", "signature", "encapsulation")
-_LENGTHS = {
-    "nonce": NONCE_BYTES,
-    "commitment": COMMITMENT_BYTES,
-    "signature": SIGNATURE_BYTES,
-    "encapsulation": ENCAPSULATION_BYTES,
-}
+_LENGTHS = (
+    ("nonce", NONCE_BYTES),
+    ("commitment", COMMITMENT_BYTES),
+    ("signature", SIGNATURE_BYTES),
+    ("encapsulation", ENCAPSULATION_BYTES),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +52,12 @@ class SealedTrace:
     encapsulation: bytes
 
     def __post_init__(self) -> None:
-        for name, length in _LENGTHS.items():
-            got = len(getattr(self, name))
-            if got != length:
-                raise EnvelopeError(f"sealed trace: {name} has {got} bytes, expected {length}")
+        got = (self.nonce, self.commitment, self.signature, self.encapsulation)
+        for (name, length), value in zip(_LENGTHS, got, strict=True):
+            if len(value) != length:
+                raise EnvelopeError(
+                    f"sealed trace: {name} has {len(value)} bytes, expected {length}"
+                )
         if len(self.ciphertext) < TAG_BYTES:
             raise EnvelopeError("sealed trace: the ciphertext is shorter than its tag")
 
@@ -86,8 +88,10 @@ def misfit(
 
 def signed_message(header: bytes, nonce: bytes, ciphertext: bytes, commitment: bytes) -> bytes:
     """What the node signs. The encapsulation is covered through the header's share id."""
-    digest = hashlib.sha256(lp(header) + nonce + ciphertext + commitment).digest()
-    return b"draftkeep/v1/sig" + digest
+    digest = hashlib.sha256(lp(header) + nonce)
+    digest.update(ciphertext)
+    digest.update(commitment)
+    return b"draftkeep/v1/sig" + digest.digest()
 
 
 def verify_signature(sealed: SealedTrace, public: bytes) -> bool:
@@ -115,6 +119,11 @@ def decode_record(data: bytes) -> SealedTrace:
 
     A record of another version is left as it is: it is not corrupt, only not for this reader.
     """
+    return read_record(data)[0]
+
+
+def read_record(data: bytes) -> tuple[SealedTrace, Header]:
+    """`decode_record`, and the header it had to decode for that."""
     if not data:
         raise EnvelopeError("an empty log record; drop it")
     if data[0] != RECORD_VERSION:
@@ -127,20 +136,15 @@ def decode_record(data: bytes) -> SealedTrace:
     fields: dict[str, bytes] = {}
     at = 1
     for name in _FIELDS:
-        fields[name], at = _take(data, at, name)
+        start = at + 4
+        at = start + int.from_bytes(data[at:start], "big")
+        if start > len(data) or at > len(data):
+            raise EnvelopeError(f"a log record ends inside its field {name}; drop it")
+        fields[name] = bytes(data[start:at])
     if at != len(data):
         raise EnvelopeError(f"a log record goes on for {len(data) - at} bytes after its last field")
     sealed = SealedTrace(**fields)
-    decode_header(sealed.header)
-    return sealed
-
-
-def _take(data: bytes, at: int, name: str) -> tuple[bytes, int]:
-    start = at + 4
-    end = start + int.from_bytes(data[at:start], "big")
-    if start > len(data) or end > len(data):
-        raise EnvelopeError(f"a log record ends inside its field {name}; drop it")
-    return bytes(data[start:end]), end
+    return sealed, decode_header(sealed.header)
 
 
 def peek_trace_id(data: bytes) -> bytes | None:
