@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 
 ROLES = ("node", "forward", "compact", "chores")
 # How often each role is hit, for one that runs once. Forwarders and compactors are the point.
@@ -13,9 +14,9 @@ _WEIGHTS = {"node": 1, "forward": 3, "compact": 3, "chores": 2}
 class Plan:
     """How many processes run and how many are killed.
 
-    `outages` times a broker is killed or frozen while the others go on. `planted` names a fault
-    of `plants`, and `aims` are the only places where processes then die, as `points` spells them;
-    without aims, about half of the processes are told a place and the rest die by the clock.
+    `outages` times a broker or the database goes away while the others go on. `planted` names a
+    fault of `plants`, and `aims` are the only places where processes then die, as `points` spells
+    them; without aims, about half of the processes are told a place and the rest die by the clock.
     """
 
     kills: int
@@ -46,13 +47,31 @@ class Blow:
     freeze_s: float
 
 
+class Weather(StrEnum):
+    """What befalls a service."""
+
+    BROKER_KILLED = "broker killed"
+    BROKER_FROZEN = "broker frozen"
+    DATABASE_CRASHED = "database crashed"
+
+
+_DOWN_S = {
+    Weather.BROKER_KILLED: (0.0, 1.0, 3.0),
+    Weather.BROKER_FROZEN: (2.0, 7.0),
+    Weather.DATABASE_CRASHED: (0.0, 1.0),
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outage:
-    """A broker goes away once so many kills are done: killed, or frozen, for `down_s`."""
+    """A service goes away once so many kills are done, and is back after `down_s`.
+
+    `node` is the number of the broker.
+    """
 
     after_kills: int
+    weather: Weather
     node: int
-    kill: bool
     down_s: float
 
 
@@ -70,14 +89,15 @@ def blows(plan: Plan, draw: random.Random) -> Iterator[Blow]:
 
 
 def outages(plan: Plan, brokers: int, draw: random.Random) -> list[Outage]:
-    """Spread over the campaign, two kills for every freeze."""
+    """Spread over the campaign, each kind in turn."""
     step = plan.kills / (plan.outages + 1)
+    kinds = list(Weather)
     return [
         Outage(
             after_kills=int(step * (number + 1)),
+            weather=(kind := kinds[number % len(kinds)]),
             node=draw.randrange(brokers),
-            kill=number % 3 != 1,
-            down_s=draw.choice([0.0, 1.0, 3.0]) if number % 3 != 1 else draw.choice([2.0, 7.0]),
+            down_s=draw.choice(_DOWN_S[kind]),
         )
         for number in range(plan.outages)
     ]

@@ -2,10 +2,11 @@
 
 Nodes seal traces into their embedded logs, forwarders move them to Kafka, compactors into shards
 on one PostgreSQL catalog, while others merge, rewrite erased rows and sweep. Any of them is killed
-or frozen at any moment, and so are the brokers. Then the killing stops, what is under way drains,
-and everything is counted.
+or frozen at any moment, and so are brokers and database. Then the killing stops, what is under way
+drains, and everything is counted.
 """
 
+import contextlib
 import os
 import random
 import signal
@@ -19,15 +20,16 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from draftkeep.errors import StoreError
 from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.store.rewriter import random_serial, rewrite_erased
 from draftkeep.store.sweeper import Sweeper
 from tests.crash.campaign.count import Count, count, end_offsets
-from tests.crash.campaign.plan import Blow, Outage, Plan, blows, outages
+from tests.crash.campaign.plan import Blow, Outage, Plan, Weather, blows, outages
 from tests.crash.campaign.points import Aim, index_of, places
+from tests.crash.campaign.server import GAVE_UP
 from tests.crash.campaign.site import DOOMED, Site, log_dir, node_config
 from tests.crash.forking import ForkServer
-from tests.services.kafka import Kafka
 
 _PATIENCE_S = 180.0
 # After so many kills something must have been stored, or the kills would all meet processes that
@@ -38,22 +40,21 @@ _AIMED = 0.5
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """What was done: SIGKILLs by role and place, freezes, broker outages, subjects erased.
+    """What was done: SIGKILLs by role and place, freezes, outages of services, erasures.
 
-    `exits` counts processes that ended by themselves and were started again, as a supervisor
-    would.
+    `exits` counts processes that gave up with an error of ours and were started again, as a
+    supervisor would.
     """
 
     places: Counter[str] = field(default_factory=Counter)
+    weather: Counter[str] = field(default_factory=Counter)
     freezes: int = 0
-    broker_kills: int = 0
-    broker_freezes: int = 0
     erased: int = 0
     exits: int = 0
 
     @property
     def kills(self) -> int:
-        """SIGKILLs of our processes; those of brokers are counted apart."""
+        """SIGKILLs of our processes; those of services are counted apart."""
         return sum(self.places.values())
 
 
@@ -137,16 +138,27 @@ class Campaign:
                 return
             self._sleep(blow.wait_s)
             self._strike(blow)
-            self._break_brokers()
+            self._break_services()
             if self._tally.kills >= paced + _PACE_KILLS:
                 paced, stored = self._tally.kills, self._await_more(stored)
                 self._on_step(paced, stored)
-                self._site.erase(self._draw.randrange(DOOMED))
-                self._tally.erased += 1
+                self._erase(self._draw.randrange(DOOMED))
+
+    def _erase(self, number: int) -> None:
+        self._wait(lambda: self._site.erase(number), "a subject is erased")
+        self._tally.erased += 1
 
     def _await_more(self, stored: int) -> int:
-        self._wait(lambda: self._stored() > stored, "more is stored")
-        return self._stored()
+        """Wait until the compactors have got further than `stored`; where they are then."""
+        more = stored
+
+        def is_more() -> bool:
+            nonlocal more
+            more = self._stored()
+            return more > stored
+
+        self._wait(is_more, "more is stored")
+        return more
 
     def _strike(self, blow: Blow) -> None:
         slot = self._slots[blow.slot]
@@ -201,16 +213,17 @@ class Campaign:
         """Count an end and start the next life."""
         if ended.get("signal") == signal.SIGKILL:
             self._tally.places[f"{slot.role}: {places(slot.role)[ended['mark']]}"] += 1
-        else:
+        elif ended.get("exit") == GAVE_UP:
             self._tally.exits += 1
+        else:
+            raise RuntimeError(f"a process ended with {ended}; {self._last_words()}")
         self._start(slot)
 
-    def _break_brokers(self) -> None:
+    def _break_services(self) -> None:
         while self._outages and self._tally.kills >= self._outages[0].after_kills:
             outage = self._outages.pop(0)
-            self._under_way.append(self._weather.submit(_suffer, self._site.kafka, outage))
-            self._tally.broker_kills += outage.kill
-            self._tally.broker_freezes += not outage.kill
+            self._under_way.append(self._weather.submit(_suffer, self._site, outage))
+            self._tally.weather[outage.weather] += 1
 
     def _drain(self) -> None:
         """Stop the nodes and the killing, and let the rest come to its end."""
@@ -248,28 +261,37 @@ class Campaign:
             return int(connection.scalar(sa.text("SELECT coalesce(sum(next), 0) FROM offsets")))
 
     def _wait(self, until: Callable[[], bool], what: str) -> None:
+        """Ask again until it is so; a database that is away has no answer yet."""
         deadline_s = time.monotonic() + _PATIENCE_S
-        while not until():
+        while True:
+            with contextlib.suppress(StoreError):
+                if until():
+                    return
             if time.monotonic() > deadline_s:
-                raise RuntimeError(
-                    f"waited {_PATIENCE_S:g} s until {what}; the processes said:\n"
-                    f"{self.errors.read_text(errors='replace')[-4000:]}"
-                )
+                raise RuntimeError(f"waited {_PATIENCE_S:g} s until {what}; {self._last_words()}")
             self._sleep(0.1)
 
+    def _last_words(self) -> str:
+        return f"the processes said:\n{self.errors.read_text(errors='replace')[-6000:]}"
 
-def _suffer(kafka: Kafka, outage: Outage) -> None:
-    broker = kafka.nodes[outage.node]
-    if outage.kill:
-        broker.kill()
-        time.sleep(outage.down_s)
-        kafka.restart(broker)
-        return
-    broker.freeze()
-    try:
-        time.sleep(outage.down_s)
-    finally:
-        broker.thaw()
+
+def _suffer(site: Site, outage: Outage) -> None:
+    broker = site.kafka.nodes[outage.node]
+    match outage.weather:
+        case Weather.BROKER_KILLED:
+            broker.kill()
+            time.sleep(outage.down_s)
+            site.kafka.restart(broker)
+        case Weather.BROKER_FROZEN:
+            broker.freeze()
+            try:
+                time.sleep(outage.down_s)
+            finally:
+                broker.thaw()
+        case Weather.DATABASE_CRASHED:
+            site.postgres.crash()
+            time.sleep(outage.down_s)
+            site.postgres.start()
 
 
 def says(outcome: Outcome) -> dict[str, Any]:
@@ -277,8 +299,7 @@ def says(outcome: Outcome) -> dict[str, Any]:
     tally = outcome.tally
     return {
         "kills": tally.kills,
-        "broker_kills": tally.broker_kills,
-        "broker_freezes": tally.broker_freezes,
+        "weather": {str(what): times for what, times in sorted(tally.weather.items())},
         "freezes": tally.freezes,
         "erased": tally.erased,
         "exits": tally.exits,

@@ -2,15 +2,19 @@
 
 import functools
 import json
+import os
 import sys
 from typing import Any
 
 from draftkeep.config import Config
+from draftkeep.errors import DraftkeepError
 from tests.crash.campaign.plants import PLANTS
 from tests.crash.campaign.points import install
 from tests.crash.campaign.roles import ROLES
 from tests.crash.campaign.site import node_config
 from tests.crash.forking import Child, serve_forks
+
+GAVE_UP = 3
 
 
 def _start(role: str, config: Config, planted: str, child: Child) -> None:
@@ -18,7 +22,12 @@ def _start(role: str, config: Config, planted: str, child: Child) -> None:
         config = node_config(config, child.request["number"])
     install(role, child)
     PLANTS[planted]()
-    ROLES[role](config, child)
+    try:
+        ROLES[role](config, child)
+    except DraftkeepError as error:
+        # What a command ends with, for its supervisor to start it again.
+        print(f"{role} gave up: {error}", flush=True)
+        os._exit(GAVE_UP)
 
 
 def main(arguments: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Where a campaign happens: keys, catalog, topic, and one configuration for every process."""
 
+import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from draftkeep.config import Config
+from draftkeep.errors import StoreError
 from draftkeep.ingest.kafka_topic import create_topic
 from draftkeep.policies.keyring import Keyring
 from draftkeep.policies.signing import SigningKey
@@ -17,6 +19,7 @@ from draftkeep.store.erasure import erase_subject
 from draftkeep.store.nodes import enrol_node
 from tests.crash.campaign.plan import Plan
 from tests.services.kafka import Kafka
+from tests.services.postgres import Postgres
 
 TENANT = "acme"
 # Subjects that are erased while the campaign runs: a number follows.
@@ -38,6 +41,7 @@ class Site:
     directory: Path
     config: Config
     kafka: Kafka
+    postgres: Postgres
     keyring: Keyring
     catalog: Catalog
 
@@ -51,15 +55,21 @@ class Site:
         """Where the compactors write."""
         return self.config.state_dir / "shards"
 
-    def erase(self, number: int) -> None:
-        """Erase a doomed subject, as an operator does beside everything that runs."""
-        erase_subject(
-            self.catalog,
-            self.keyring,
-            tenant=TENANT,
-            subject=f"{DOOMED_PREFIX}{number}",
-            now_s=time.time(),
-        )
+    def erase(self, number: int) -> bool:
+        """Erase a doomed subject, as an operator does beside everything that runs.
+
+        False where the database was away; then it may be half done, and is to be repeated.
+        """
+        with contextlib.suppress(StoreError):
+            erase_subject(
+                self.catalog,
+                self.keyring,
+                tenant=TENANT,
+                subject=f"{DOOMED_PREFIX}{number}",
+                now_s=time.time(),
+            )
+            return True
+        return False
 
 
 def node_name(number: int) -> str:
@@ -84,7 +94,13 @@ def log_dir(config: Config) -> Path:
 
 @contextmanager
 def open_site(
-    directory: Path, plan: Plan, *, kafka: Kafka, topic: str, catalog_url: str
+    directory: Path,
+    plan: Plan,
+    *,
+    kafka: Kafka,
+    topic: str,
+    postgres: Postgres,
+    catalog_url: str,
 ) -> Iterator[Site]:
     """Keys, enrolled nodes and a topic; nobody may have used `topic` or the database before."""
     config = Config.model_validate(_settings(directory, kafka, topic, catalog_url))
@@ -98,7 +114,14 @@ def open_site(
     )
     keyring = Keyring.open(config.keys_path, retention=config.retention, clock=time.time)
     catalog = Catalog.configured(config)
-    site = Site(directory=directory, config=config, kafka=kafka, keyring=keyring, catalog=catalog)
+    site = Site(
+        directory=directory,
+        config=config,
+        kafka=kafka,
+        postgres=postgres,
+        keyring=keyring,
+        catalog=catalog,
+    )
     try:
         publish_anchor(config.state_dir, ISSUER, keyring.issuer_public)
         for number in range(plan.nodes):
