@@ -164,5 +164,6 @@ def _complaint(site: Site) -> str:
         capture_output=True,
         text=True,
     )
-    lines = [line for line in answer.stdout.splitlines() if "broken" in line]
+    # The table's rows without its head.
+    lines = [line for line in answer.stdout.splitlines() if line[:1] == "│" and "broken" in line]
     return "" if answer.returncode == 0 else "\n".join([*lines, answer.stderr])
