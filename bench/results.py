@@ -44,7 +44,7 @@ def append_rows(
     }
     stamp = {
         "date": datetime.fromtimestamp(clock(), UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
+        "commit": commit(),
     }
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{bench}.jsonl"
@@ -54,7 +54,8 @@ def append_rows(
     return path
 
 
-def _commit() -> str:
+def commit() -> str:
+    """The commit of the working tree, with a plus sign where it holds changes."""
     git = shutil.which("git")
     if git is None:
         return "unknown"

@@ -1,21 +1,15 @@
-"""A process with everything imported and the model loaded, which forks children on request.
+"""The warm process of `test_crash`, with the model loaded: forks servers and compactors.
 
-A child is then at work within milliseconds. Run as a script: requests come as JSON lines on stdin,
-one answer each on stdout. `{"start": "serve" | "compact"}` answers `{"pid": ...}`; `{"kill": pid}`
-sends SIGKILL, waits, and answers `{"signal": ...}` or `{"exit": ...}`. Ends at end of file.
-
-Nothing here may start a thread: a forked child has only the thread that forked it. Hence one
-torch thread, and no forward pass before the fork.
+Nothing here may start a thread (see `forking`). Hence one torch thread, and no forward pass before
+the fork.
 """
 
 import json
 import os
 import random
-import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +39,7 @@ from draftkeep.store.drafter import cold_drafter
 from draftkeep.store.models import TargetModel, load_target
 from draftkeep.store.storage_local import LocalStorage
 from draftkeep.store.sweeper import Sweeper
+from tests.crash.forking import serve_forks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,30 +198,6 @@ def _forbid(keys_dir: Path) -> None:
     sys.addaudithook(check)
 
 
-def _fork(job: Job, child: Callable[[Job, random.Random], None], seed: int) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    status = 1
-    try:
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(2, 1)
-        child(job, random.Random(seed))
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(status)
-
-
-def _kill(pid: int) -> dict[str, int]:
-    os.kill(pid, signal.SIGKILL)
-    _, status = os.waitpid(pid, 0)
-    if os.WIFSIGNALED(status):
-        return {"signal": os.WTERMSIG(status)}
-    return {"exit": os.WEXITSTATUS(status)}
-
-
 def main(arguments: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     target = load_target("tiny")
@@ -239,26 +210,13 @@ def main(arguments: dict[str, Any]) -> None:
         now_s=arguments["now_s"],
         witness_fd=arguments["witness_fd"],
     )
-    children: dict[str, Callable[[Job, random.Random], None]] = {
-        "serve": lambda job, draw: serve(job, draw, target, drafter),
-        "compact": compact,
-    }
-    print(json.dumps({"target": target.target_fingerprint.hex()}), flush=True)
-    alive: set[int] = set()
-    try:
-        for seed, line in enumerate(sys.stdin):
-            request = json.loads(line)
-            if "start" in request:
-                pid = _fork(job, children[request["start"]], seed)
-                alive.add(pid)
-                answer = {"pid": pid}
-            else:
-                alive.discard(request["kill"])
-                answer = _kill(request["kill"])
-            print(json.dumps(answer), flush=True)
-    finally:
-        for pid in alive:
-            _kill(pid)
+    serve_forks(
+        {
+            "serve": lambda child: serve(job, child.draw, target, drafter),
+            "compact": lambda child: compact(job, child.draw),
+        },
+        {"target": target.target_fingerprint.hex()},
+    )
 
 
 if __name__ == "__main__":

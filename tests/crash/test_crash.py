@@ -4,12 +4,9 @@ The witness is outside both: the server writes each trace id to a pipe after the
 returned, and this process holds the other end.
 """
 
-import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -34,9 +31,9 @@ from draftkeep.store.schema import dead_letters, gaps, shards, trace_ids
 from draftkeep.store.shard import read_shard
 from draftkeep.store.storage_local import LocalStorage
 from draftkeep.store.sweeper import Sweeper
+from tests.crash.forking import PATIENCE_S, ForkServer
 
 KILLS = 40
-PATIENCE_S = 60.0
 KINDS = ("serve", "compact")
 
 
@@ -134,52 +131,16 @@ class Site:
         self.keyring.close()
 
 
-class ForkServer:
+def fork_server(site: Site, witness: Witness, errors: Path) -> ForkServer:
     """The process whose children are killed; see fork_server.py."""
-
-    def __init__(self, site: Site, witness: Witness, errors: Path) -> None:
-        job = {
-            "state_dir": str(site.state_dir),
-            "keys_dir": str(site.keys_dir),
-            "issuer_public": site.keyring.issuer_public.hex(),
-            "now_s": site.now_s,
-            "witness_fd": witness.write_fd,
-        }
-        script = Path(__file__).with_name("fork_server.py")
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        with errors.open("w") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, str(script), json.dumps(job)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=environment,
-                pass_fds=[witness.write_fd],
-            )
-        self.ready = self._answer()
-
-    def start(self, kind: str) -> int:
-        pid = self._ask({"start": kind})["pid"]
-        assert isinstance(pid, int)
-        return pid
-
-    def kill(self, pid: int) -> dict[str, int]:
-        return self._ask({"kill": pid})
-
-    def close(self) -> None:
-        self._process.communicate(timeout=PATIENCE_S)
-
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        answer: dict[str, Any] = json.loads(self._process.stdout.readline() or '{"pid": null}')
-        return answer
+    job = {
+        "state_dir": str(site.state_dir),
+        "keys_dir": str(site.keys_dir),
+        "issuer_public": site.keyring.issuer_public.hex(),
+        "now_s": site.now_s,
+        "witness_fd": witness.write_fd,
+    }
+    return ForkServer("tests.crash.fork_server", job, errors=errors, pass_fds=[witness.write_fd])
 
 
 @pytest.fixture
@@ -205,12 +166,12 @@ def kill_at_random(
             # By progress, so that a slow machine gets as far, then by time.
             assert witness.wait_for_more(draw.choice([0, 1, 5, 20]))
         time.sleep(draw.random() * draw.choice([0.01, 0.3]))
-        assert server.kill(running[kind]) == {"signal": signal.SIGKILL}, kind
+        assert server.kill(running[kind])["signal"] == signal.SIGKILL, kind
         killed[kind] += 1
         most = max(most, stored())
         running[kind] = server.start(kind)
     for kind, pid in running.items():
-        assert server.kill(pid) == {"signal": signal.SIGKILL}, kind
+        assert server.kill(pid)["signal"] == signal.SIGKILL, kind
         killed[kind] += 1
     return killed, most
 
@@ -218,7 +179,7 @@ def kill_at_random(
 def test_no_acknowledged_trace_is_lost_or_doubled(site: Site, tmp_path: Path) -> None:
     witness = Witness()
     errors = tmp_path / "stderr.txt"
-    server = ForkServer(site, witness, errors)
+    server = fork_server(site, witness, errors)
     try:
         killed, most_stored = kill_at_random(
             server, witness, random.Random(2026), lambda: len(site.rows(shards))
