@@ -9,7 +9,7 @@ ARGS ?=
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup services kafka demo test lint types unit format pins bench bench-serving bench-streams clean
+.PHONY: help setup services kafka demo test lint types unit format pins bench bench-serving bench-streams bench-scale clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -64,6 +64,9 @@ bench-serving: $(INSTALLED) ## speed of a node with an adapted drafter, beside i
 
 bench-streams: $(INSTALLED) ## what a stream's sizes and times tell, in each mode
 	$(BIN)/python -m bench.stream_timing $(ARGS)
+
+bench-scale: $(INSTALLED) ## whether costs stay flat while a store fills (ARGS=DIRECTORY; half an hour)
+	$(BIN)/python -m bench.scale $(ARGS)
 
 clean: ## remove the virtual environment and caches; state directories stay
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
