@@ -28,7 +28,7 @@ $(INSTALLED): requirements.txt pyproject.toml
 	@$(BIN)/python -m draftkeep.store.models smollm2
 	@touch $(INSTALLED)
 
-services: ## install what some tests need: Java, Maven, PostgreSQL (apt, as root or by sudo)
+services: ## install what some tests need: Java, Maven, PostgreSQL, strace (apt, as root or by sudo)
 	@$(PYTHON) tests/services/needs.py
 
 kafka: $(INSTALLED) ## a Kafka broker on 127.0.0.1:9092 until Ctrl-C (ARGS="--port 19092 --directory DIR")

@@ -10,7 +10,6 @@ still holds, which the next run reads again.
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -34,8 +33,10 @@ from draftkeep.store.drops import add_drops
 from draftkeep.store.offsets import LogOffset, advance, locate, note_gaps
 from draftkeep.store.ownership import claim
 from draftkeep.store.schema import trace_ids
-from draftkeep.store.shard import ShardFile, write_shard
+from draftkeep.store.shard import ShardFile
 from draftkeep.store.shard_rows import add_shard, require_present
+from draftkeep.store.shard_writer import write_shard
+from draftkeep.store.storage import Storage
 
 LIMIT_RECORDS = 4096
 LIMIT_BYTES = 64 * 1024**2
@@ -80,7 +81,7 @@ class Compactor:
         self,
         log: Log,
         catalog: Catalog,
-        shards_dir: Path,
+        storage: Storage,
         *,
         clock: Callable[[], float],
         issuer_public: bytes,
@@ -91,7 +92,7 @@ class Compactor:
     ) -> None:
         self._log = log
         self._catalog = catalog
-        self._shards_dir = shards_dir
+        self._storage = storage
         self._clock = clock
         self._issuer_public = issuer_public
         self._new_serial = new_serial
@@ -103,10 +104,10 @@ class Compactor:
         """Move one batch; `read` 0 in the report means that the log has no more.
 
         Raises ConflictError when another compactor moved this log on meanwhile (start again), and
-        StoreError when the log is not the one that was read before, or the shards in the directory
+        StoreError when the log is not the one that was read before, or the shards in the storage
         are another catalog's.
         """
-        claim(self._catalog, self._shards_dir)
+        claim(self._catalog, self._storage)
         offset = locate(self._catalog, self._log)
         records = self._log.read(offset.start, self._limit_records, self._limit_bytes)
         gaps, following = note_gaps(offset, [record.offset for record in records])
@@ -124,21 +125,21 @@ class Compactor:
             counted={name: n for name, n in reasons.items() if name in COUNTED_ONLY},
             dead={name: n for name, n in reasons.items() if name not in COUNTED_ONLY},
             gaps=tuple(gaps),
-            shards=tuple(file.path.name for file in files),
+            shards=tuple(file.name for file in files),
             next_offset=following,
         )
 
     def rewrite_erased(self) -> rewriter.RewriteReport:
         """Remove the bytes of erased traces, and of those past a shortened deadline."""
         return rewriter.rewrite_erased(
-            self._catalog, self._shards_dir, now_s=self._clock(), new_serial=self._new_serial
+            self._catalog, self._storage, now_s=self._clock(), new_serial=self._new_serial
         )
 
     def merge(self, target_bytes: int) -> rewriter.RewriteReport:
         """Join shards under `target_bytes` of one bucket and target into larger ones."""
         return rewriter.merge(
             self._catalog,
-            self._shards_dir,
+            self._storage,
             target_bytes=target_bytes,
             now_s=self._clock(),
             new_serial=self._new_serial,
@@ -205,8 +206,8 @@ class Compactor:
         return [
             (
                 write_shard(
-                    self._shards_dir,
-                    [item.sealed for item in items],
+                    self._storage,
+                    [(item.header, item.sealed) for item in items],
                     bucket=bucket_s,
                     target=target,
                     serial=self._new_serial(),
@@ -285,4 +286,4 @@ def _discard(files: list[tuple[ShardFile, list[Candidate]]]) -> None:
     # Only after a transaction that certainly did not commit: an unknown outcome leaves the files
     # to the sweeper, which asks the catalog.
     for file, _ in files:
-        file.path.unlink(missing_ok=True)
+        file.remove()

@@ -12,6 +12,7 @@ from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.store.anchors import ISSUER, read_anchor
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.compactor import Compactor, CompactReport
+from draftkeep.store.storage import open_storage
 from draftkeep.store.sweeper import Sweeper
 
 # Small enough to rewrite quickly after an erasure, large enough for good compression.
@@ -23,12 +24,12 @@ def compact_once(config: Config) -> dict[str, Any]:
     issuer_public = read_anchor(config.state_dir, ISSUER)
     catalog = Catalog.configured(config)
     log = SqliteLog.open_reader(config.state_dir / "log" / "traces")
-    shards = config.state_dir / "shards"
+    storage = open_storage(config)
     try:
         compactor = Compactor(
             log,
             catalog,
-            shards,
+            storage,
             clock=time.time,
             issuer_public=issuer_public,
         )
@@ -37,7 +38,7 @@ def compact_once(config: Config) -> dict[str, Any]:
             reports.append(compactor.run_once())
         rewritten = compactor.rewrite_erased()
         compactor.merge(TARGET_SHARD_BYTES)
-        swept = Sweeper(catalog, shards, clock=time.time).run_once()
+        swept = Sweeper(catalog, storage, clock=time.time).run_once()
         checkpoints = drop_contaminated(catalog, config.state_dir / "jobs")
     finally:
         log.close()

@@ -135,7 +135,7 @@ def test_a_file_swept_before_its_commit_is_never_listed(world: World) -> None:
     sealed = world.seal()
     world.append(sealed)
     catalog = HookedCatalog(world.catalog.engine)
-    sweeper = Sweeper(world.catalog, world.shards_dir, clock=world.clock, grace_s=0.0)
+    sweeper = Sweeper(world.catalog, world.storage, clock=world.clock, grace_s=0.0)
     catalog.hook = sweeper.run_once
     with pytest.raises(ConflictError, match="swept before it was committed"):
         world.compactor(catalog=catalog).run_once()
@@ -148,6 +148,6 @@ def test_a_file_swept_before_its_commit_is_never_listed(world: World) -> None:
 def test_a_file_within_its_grace_is_left_to_its_writer(world: World) -> None:
     world.append(world.seal())
     catalog = HookedCatalog(world.catalog.engine)
-    forever = Sweeper(world.catalog, world.shards_dir, clock=world.clock, grace_s=10**10)
+    forever = Sweeper(world.catalog, world.storage, clock=world.clock, grace_s=10**10)
     catalog.hook = forever.run_once
     assert world.compactor(catalog=catalog).run_once().stored == 1

@@ -15,6 +15,7 @@ from draftkeep.policies.keyring import Keyring
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.nodes import node_public
 from draftkeep.store.reader import iter_sealed
+from draftkeep.store.storage import open_storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,7 @@ def count_openable(config_path: Path, tenant: str, aliases: Collection[bytes]) -
             )
             for sealed in iter_sealed(
                 catalog,
-                config.state_dir / "shards",
+                open_storage(config),
                 tenants=[tenant],
                 target=None,
                 not_after_s=time.time(),
