@@ -29,6 +29,7 @@ from bench.scale_shards import many_shards
 from bench.scale_traffic import Traffic
 from draftkeep.errors import DraftkeepError
 from draftkeep.store.catalog import Catalog
+from draftkeep.store.storage_local import LocalStorage
 from tests.services.needs import POSTGRESQL
 from tests.services.postgres import running_postgres
 
@@ -60,7 +61,7 @@ def _sqlite(run: Run) -> None:
     directory = run.directory / "sqlite"
     catalog = Catalog.open(directory / "catalog.db")
     try:
-        _fill(run, "sqlite", catalog, directory / "shards", readable=True)
+        _fill(run, "sqlite", catalog, LocalStorage(directory / "shards"), readable=True)
     finally:
         catalog.close()
 
@@ -75,14 +76,15 @@ def _postgresql(run: Run, url: str | None) -> None:
         try:
             if url is None:
                 shutil.rmtree(directory, ignore_errors=True)
-            _fill(run, "postgresql", catalog, directory / "shards", readable=False)
+            storage = LocalStorage(directory / "shards")
+            _fill(run, "postgresql", catalog, storage, readable=False)
         finally:
             catalog.close()
 
 
-def _fill(run: Run, phase: str, catalog: Catalog, shards_dir: Path, *, readable: bool) -> None:
+def _fill(run: Run, phase: str, catalog: Catalog, storage: LocalStorage, *, readable: bool) -> None:
     traffic = Traffic(per_bucket=run.sizes.per_bucket)
-    filling = Filling(run, phase, catalog, shards_dir, traffic, readable=readable)
+    filling = Filling(run, phase, catalog, storage, traffic, readable=readable)
     filling.fill(run.sizes.headers)
 
 

@@ -1,7 +1,6 @@
 """What an auditor's queries take over many shards' clear columns."""
 
 from functools import partial
-from pathlib import Path
 
 from bench.scale_points import timed
 from bench.scale_run import MS, PER_1000, Run
@@ -9,12 +8,13 @@ from bench.scale_traffic import PERIOD_S, Batch
 from draftkeep.errors import InputError
 from draftkeep.store.audit import AuditSession
 from draftkeep.store.catalog import Catalog
+from draftkeep.store.storage import Storage
 
 # No query is cut short here: the figure says what the session's own limit would have met.
 _LIMIT_S = 600.0
 
 
-def ask(run: Run, phase: str, at: int, catalog: Catalog, shards_dir: Path, last: Batch) -> None:
+def ask(run: Run, phase: str, at: int, catalog: Catalog, storage: Storage, last: Batch) -> None:
     """Open a session, then a tenant's last hour twice, then the inventory of everything.
 
     A query that the session refuses, for want of memory, leaves no point and says so.
@@ -26,7 +26,7 @@ def ask(run: Run, phase: str, at: int, catalog: Catalog, shards_dir: Path, last:
         f"WHERE tenant = '{tenant}' AND created_s > {until_s - PERIOD_S}"
     )
     session, took = timed(
-        lambda: AuditSession(catalog, shards_dir, now_s=float(until_s), time_limit_s=_LIMIT_S)
+        lambda: AuditSession(catalog, storage, now_s=float(until_s), time_limit_s=_LIMIT_S)
     )
     run.add(phase, "audit_open", at, took, MS)
     with session:

@@ -8,6 +8,7 @@ from bench.scale_probes import Probes
 from bench.scale_run import Run
 from bench.scale_traffic import Traffic
 from draftkeep.store.catalog import Catalog
+from draftkeep.store.storage_local import LocalStorage
 
 PHASE = "bucket"
 
@@ -17,11 +18,12 @@ def one_bucket(run: Run) -> None:
     directory = run.directory / PHASE
     size = run.sizes.bucket
     traffic = Traffic(per_bucket=size)
+    storage = LocalStorage(directory / "shards")
     catalog = Catalog.open(directory / "catalog.db")
     try:
-        Filling(run, PHASE, catalog, directory / "shards", traffic, readable=False).fill(size)
+        Filling(run, PHASE, catalog, storage, traffic, readable=False).fill(size)
         if not run.points.has(PHASE, "expire", size):
-            probes = Probes(run, PHASE, catalog, directory / "shards")
+            probes = Probes(run, PHASE, catalog, storage)
             probes.expire_oldest(size, traffic.expiry_s(1))
     finally:
         catalog.close()

@@ -25,8 +25,10 @@ from draftkeep.store.nodes import enrol_node
 from draftkeep.store.offsets import LogOffset, advance
 from draftkeep.store.periods import publish_period
 from draftkeep.store.schema import offsets, shards, trace_ids
-from draftkeep.store.shard import ROW_GROUP_ROWS, SUFFIX, ShardFile
+from draftkeep.store.shard import ROW_GROUP_ROWS, ShardFile
 from draftkeep.store.shard_rows import add_shard, list_shards, lock_shards, remove_shards
+from draftkeep.store.storage_local import LocalStorage
+from draftkeep.store.stored_file import SUFFIX
 
 _LOG = ("bench", "headers", 0)
 _MERGED = 4
@@ -45,7 +47,7 @@ class Filling:
         run: Run,
         phase: str,
         catalog: Catalog,
-        shards_dir: Path,
+        storage: LocalStorage,
         traffic: Traffic,
         *,
         readable: bool,
@@ -53,7 +55,7 @@ class Filling:
         self._run = run
         self._phase = phase
         self._catalog = catalog
-        self._dir = shards_dir
+        self._storage = storage
         self._readable = readable
         self._traffic = traffic
         self._commits: list[Took] = []
@@ -148,9 +150,9 @@ class Filling:
         rows = sum(map(len, batches))
         bucket_s = batches[0].bucket_s
         file = self._file(_name(bucket_s, f"{batches[0].first:012}-merged"), rows, bucket_s)
-        file.path.touch()
+        self._path(file).touch()
         if self._readable:
-            _write_clear(pa.concat_tables([batch.table() for batch in batches]), file.path)
+            _write_clear(pa.concat_tables([batch.table() for batch in batches]), self._path(file))
 
         def swap() -> None:
             with self._catalog.begin(shared=True) as connection:
@@ -162,18 +164,19 @@ class Filling:
 
         self._swaps.append(timed(swap)[1].over(rows / 1000))
         for _, old, _ in self._small:
-            old.path.unlink()
+            old.remove()
         self._small.clear()
 
     def _touch(self, batch: Batch) -> ShardFile:
         file = self._file(_name(batch.bucket_s, f"{batch.first:012}"), len(batch), batch.bucket_s)
-        self._dir.mkdir(parents=True, exist_ok=True)
-        file.path.touch()
+        self._path(file).parent.mkdir(parents=True, exist_ok=True)
+        self._path(file).touch()
         return file
 
     def _file(self, name: str, rows: int, bucket_s: int) -> ShardFile:
         return ShardFile(
-            path=self._dir / name,
+            storage=self._storage,
+            name=name,
             bucket_s=bucket_s,
             target=TARGET,
             rows=rows,
@@ -196,17 +199,20 @@ class Filling:
         last = self._traffic.batches(first, at - first)[-1]
         if self._readable:
             for _, file, batch in self._small:
-                _write_clear(batch.table(), file.path)
+                _write_clear(batch.table(), self._path(file))
             self._run.add_value(self._phase, "clear_bytes_a_trace", at, self._clear_bytes(), "B")
-            ask(self._run, self._phase, at, self._catalog, self._dir, last)
-        Probes(self._run, self._phase, self._catalog, self._dir).measure(at, last)
+            ask(self._run, self._phase, at, self._catalog, self._storage, last)
+        Probes(self._run, self._phase, self._catalog, self._storage).measure(at, last)
         self._run.add_peak(self._phase, at)
 
     def _clear_bytes(self) -> float:
         """What the clear columns of a trace take in the newest shard that is not small."""
         with self._catalog.read() as connection:
             listed = sorted(list_shards(connection), key=lambda row: (row.rows, row.id))
-        return (self._dir / listed[-1].name).stat().st_size / listed[-1].rows
+        return Path(self._storage.path(listed[-1].name)).stat().st_size / listed[-1].rows
+
+    def _path(self, file: ShardFile) -> Path:
+        return Path(self._storage.path(file.name))
 
 
 def _name(bucket_s: int, serial: str) -> str:

@@ -31,7 +31,7 @@ def measure(run: Run, phase: str, world: World, at: int, users: Sequence[tuple[s
         run.add_value(phase, "shard_bytes_a_trace", at, size_bytes / stored, "B")
         run.add_value(phase, "traces_a_shard", at, stored / len(listed), "traces")
     still_open_s = period_start(world.now_s, PERIOD_S) + TTL_S
-    Probes(run, phase, world.catalog, world.shards_dir).expire_oldest(at, still_open_s)
+    Probes(run, phase, world.catalog, world.storage).expire_oldest(at, still_open_s)
     run.add_peak(phase, at)
 
 
@@ -39,7 +39,7 @@ def _open(run: Run, phase: str, world: World, at: int, tenant: str) -> None:
     opener = world.opener()
     chosen = iter_sealed(
         world.catalog,
-        world.shards_dir,
+        world.storage,
         tenants={tenant},
         target=TARGET,
         not_after_s=world.now_s,

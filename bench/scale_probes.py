@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import sqlalchemy as sa
 
@@ -16,6 +15,7 @@ from draftkeep.store.nodes import load_nodes
 from draftkeep.store.periods import load_periods
 from draftkeep.store.schema import erasures, shards, tombstones, trace_ids
 from draftkeep.store.shard_rows import list_shards
+from draftkeep.store.storage import Storage
 from draftkeep.store.sweeper import Sweeper, SweepReport
 from draftkeep.store.tombstones import erased_shards, load_tombstones
 
@@ -34,11 +34,11 @@ _COUNTS = (
 class Probes:
     """Measures one catalog. An erasure leaves a tombstone, an expiry takes the oldest bucket."""
 
-    def __init__(self, run: Run, phase: str, catalog: Catalog, shards_dir: Path) -> None:
+    def __init__(self, run: Run, phase: str, catalog: Catalog, storage: Storage) -> None:
         self._run = run
         self._phase = phase
         self._catalog = catalog
-        self._dir = shards_dir
+        self._storage = storage
 
     def measure(self, at: int, last: Batch) -> None:
         """Everything once, with `last` as the batch that is asked about."""
@@ -67,7 +67,7 @@ class Probes:
 
     def _sweep(self, now_s: float) -> tuple[SweepReport, Took]:
         # All files are young by this clock: an orphan would be removed by none of these sweeps.
-        sweeper = Sweeper(self._catalog, self._dir, clock=lambda: now_s, grace_s=1e12)
+        sweeper = Sweeper(self._catalog, self._storage, clock=lambda: now_s, grace_s=1e12)
         return timed(sweeper.run_once)
 
     def _lookup(self, batch: Batch) -> None:

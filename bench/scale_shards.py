@@ -18,8 +18,10 @@ from draftkeep.store.audit import AuditSession
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.database import insert_many
 from draftkeep.store.schema import shards, trace_ids
-from draftkeep.store.shard import SHARD_FORMAT, SUFFIX, ShardFile
+from draftkeep.store.shard import SHARD_FORMAT, ShardFile
 from draftkeep.store.shard_rows import add_shard, list_shards
+from draftkeep.store.storage_local import LocalStorage
+from draftkeep.store.stored_file import SUFFIX
 from draftkeep.store.sweeper import Sweeper
 
 PHASE = "shards"
@@ -33,8 +35,8 @@ _COMMITS, _TIMES = 9, 3
 def many_shards(run: Run) -> None:
     """List shards up to the wanted number; goes on from what the catalog lists."""
     directory = run.directory / PHASE
-    shards_dir = directory / "files"
-    shards_dir.mkdir(parents=True, exist_ok=True)
+    (directory / "files").mkdir(parents=True, exist_ok=True)
+    storage = LocalStorage(directory / "files")
     catalog = Catalog.open(directory / "catalog.db")
     try:
         with catalog.read() as connection:
@@ -44,21 +46,21 @@ def many_shards(run: Run) -> None:
             for stop in checkpoints(run.sizes.shards):
                 while done < stop:
                     count = min(_CHUNK, stop - done)
-                    _list(catalog, shards_dir, done, count)
+                    _list(catalog, storage, done, count)
                     done += count
                     bar.at(done)
                 if not run.points.has(PHASE, "peak_rss", stop):
-                    _measure(run, catalog, shards_dir, stop)
+                    _measure(run, catalog, storage, stop)
     finally:
         catalog.close()
 
 
-def _list(catalog: Catalog, shards_dir: Path, first: int, count: int) -> None:
-    files = [_file(shards_dir, number) for number in range(first, first + count)]
+def _list(catalog: Catalog, storage: LocalStorage, first: int, count: int) -> None:
+    files = [_file(storage, number) for number in range(first, first + count)]
     with catalog.begin(shared=True) as connection:
         rows = [
             {
-                "name": file.path.name,
+                "name": file.name,
                 "format": SHARD_FORMAT,
                 "bucket_s": file.bucket_s,
                 "target": TARGET,
@@ -72,13 +74,14 @@ def _list(catalog: Catalog, shards_dir: Path, first: int, count: int) -> None:
         connection.execute(sa.insert(shards), rows)
 
 
-def _file(shards_dir: Path, number: int | str) -> ShardFile:
+def _file(storage: LocalStorage, number: int | str) -> ShardFile:
     serial = f"{number:08}" if isinstance(number, int) else number
     bucket_s = START_S + TTL_S + random.Random(serial).randrange(_BUCKETS) * PERIOD_S
-    path = shards_dir / f"{bucket_s}-{TARGET.hex()[:8]}-{serial}{SUFFIX}"
-    path.touch()
+    name = f"{bucket_s}-{TARGET.hex()[:8]}-{serial}{SUFFIX}"
+    Path(storage.path(name)).touch()
     return ShardFile(
-        path=path,
+        storage=storage,
+        name=name,
         bucket_s=bucket_s,
         target=TARGET,
         rows=12_000,
@@ -87,10 +90,10 @@ def _file(shards_dir: Path, number: int | str) -> ShardFile:
     )
 
 
-def _measure(run: Run, catalog: Catalog, shards_dir: Path, at: int) -> None:
-    commits = [_commit(catalog, shards_dir, f"extra-{at}-{number}") for number in range(_COMMITS)]
+def _measure(run: Run, catalog: Catalog, storage: LocalStorage, at: int) -> None:
+    commits = [_commit(catalog, storage, f"extra-{at}-{number}") for number in range(_COMMITS)]
     run.add(PHASE, "commit", at, middle(commits), MS)
-    sweeper = Sweeper(catalog, shards_dir, clock=lambda: START_S, grace_s=1e12)
+    sweeper = Sweeper(catalog, storage, clock=lambda: START_S, grace_s=1e12)
 
     def listing() -> None:
         with catalog.read() as connection:
@@ -99,14 +102,14 @@ def _measure(run: Run, catalog: Catalog, shards_dir: Path, at: int) -> None:
     def merging() -> None:
         rewriter.merge(
             catalog,
-            shards_dir,
+            storage,
             target_bytes=_SIZE_BYTES,
             now_s=START_S,
             new_serial=rewriter.random_serial,
         )
 
     def auditing() -> None:
-        AuditSession(catalog, shards_dir, now_s=START_S).close()
+        AuditSession(catalog, storage, now_s=START_S).close()
 
     for step, work in (
         ("list", listing),
@@ -118,9 +121,9 @@ def _measure(run: Run, catalog: Catalog, shards_dir: Path, at: int) -> None:
     run.add_peak(PHASE, at)
 
 
-def _commit(catalog: Catalog, shards_dir: Path, serial: str) -> Took:
+def _commit(catalog: Catalog, storage: LocalStorage, serial: str) -> Took:
     """A shard of few traces and their ids, and its removal, so that the number stays."""
-    file = _file(shards_dir, serial)
+    file = _file(storage, serial)
     batch = Traffic(per_bucket=100_000).batches(0, _COMMITTED)[0]
 
     def commit() -> None:
@@ -134,6 +137,6 @@ def _commit(catalog: Catalog, shards_dir: Path, serial: str) -> Took:
     _, took = timed(commit)
     with catalog.begin() as connection:
         connection.execute(sa.delete(trace_ids))
-        connection.execute(sa.delete(shards).where(shards.c.name == file.path.name))
-    file.path.unlink()
+        connection.execute(sa.delete(shards).where(shards.c.name == file.name))
+    file.remove()
     return took

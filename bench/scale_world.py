@@ -13,6 +13,7 @@ from draftkeep.policies.signing import SigningKey
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.compactor import Compactor
 from draftkeep.store.nodes import enrol_node, node_public
+from draftkeep.store.storage_local import LocalStorage
 
 TENANTS = ("tenant-0", "tenant-1", "tenant-2", "tenant-3")
 _NODE = "node-0"
@@ -24,7 +25,7 @@ class World:
 
     def __init__(self, directory: Path) -> None:
         self.now_s = START_S + 1.0
-        self.shards_dir = directory / "shards"
+        self.storage = LocalStorage(directory / "shards")
         self.keyring = Keyring.open(
             directory / "keys",
             retention=RetentionConfig(period_s=PERIOD_S, ttl_s=TTL_S),
@@ -40,7 +41,7 @@ class World:
         self.compactor = Compactor(
             self.log,
             self.catalog,
-            self.shards_dir,
+            self.storage,
             clock=self.clock,
             issuer_public=self.keyring.issuer_public,
         )
