@@ -9,7 +9,7 @@ ARGS ?=
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup services kafka demo test lint types unit format pins bench bench-serving bench-streams bench-faults clean
+.PHONY: help setup services kafka demo test lint types unit format pins bench bench-serving bench-streams bench-store bench-faults clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -28,7 +28,7 @@ $(INSTALLED): requirements.txt pyproject.toml
 	@$(BIN)/python -m draftkeep.store.models smollm2
 	@touch $(INSTALLED)
 
-services: ## install what some tests need: Java, Maven, PostgreSQL (apt, as root or by sudo)
+services: ## install what some tests need: Java, Maven, PostgreSQL, strace (apt, as root or by sudo)
 	@$(PYTHON) tests/services/needs.py
 
 kafka: $(INSTALLED) ## a Kafka broker on 127.0.0.1:9092 until Ctrl-C (ARGS="--port 19092 --directory DIR")
@@ -64,6 +64,9 @@ bench-serving: $(INSTALLED) ## speed of a node with an adapted drafter, beside i
 
 bench-streams: $(INSTALLED) ## what a stream's sizes and times tell, in each mode
 	$(BIN)/python -m bench.stream_timing $(ARGS)
+
+bench-store: $(INSTALLED) ## rates of the log, the forwarder, the compactor, the catalog and the read path
+	$(BIN)/python -m bench.store $(ARGS)
 
 bench-faults: $(INSTALLED) ## a thousand kills, then outages of ten minutes (ARGS=kills for one of them; 15 + 60 min)
 	$(BIN)/python -m bench.faults $(ARGS)

@@ -19,7 +19,7 @@ from bench.results import RESULTS_DIR
 from draftkeep.errors import InputError
 
 # What tells two rows of one metric apart.
-_KINDS = ("drafter", "sampling", "at_a_time")
+_KINDS = ("drafter", "sampling", "at_a_time", "database", "percentile", "outage")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +54,14 @@ BARS = {
     "batch8_vs_plain": Bar(value=1.0),
     "capture_cost": Bar(value=0.02, least=False),
     "overhead_share": Bar(value=0.10, least=False),
+    "append_per_s": Bar(value=5000),
+    "forwarder_mb_s": Bar(value=60),
+    "compactor_mb_s_core": Bar(value=40),
+    "emit_p99_ms": Bar(value=1, least=False),
+    "catalog_commit_ms": Bar(value=20, least=False),
+    "read_positions_s_core": Bar(value=0.5e6),
+    "kills": Bar(value=1000),
+    "lost": Bar(value=0, least=False),
 }
 
 

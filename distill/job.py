@@ -127,7 +127,7 @@ class _Job:
     def _sealed(self) -> list[SealedTrace]:
         return selection.list_sealed(
             self.bench.catalog,
-            self.bench.shards_dir,
+            self.bench.storage,
             tenant=self.bench.tenant,
             target=self.bench.target.target_fingerprint,
             now_s=self.bench.clock(),

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from draftkeep.store.catalog import Catalog
 from draftkeep.store.jobs import JobInput
 from draftkeep.store.models import TargetModel
 from draftkeep.store.reader import iter_sealed
+from draftkeep.store.storage import Storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +45,11 @@ class Selection:
 
 
 def list_sealed(
-    catalog: Catalog, shards_dir: Path, *, tenant: str, target: bytes, now_s: float
+    catalog: Catalog, storage: Storage, *, tenant: str, target: bytes, now_s: float
 ) -> list[SealedTrace]:
     """Every live trace of one tenant and target, still sealed, in a fixed order. Needs no key."""
-    found = iter_sealed(catalog, shards_dir, tenants=[tenant], target=target, not_after_s=now_s)
-    return sorted(found, key=lambda sealed: (sealed.parsed.created_s, sealed.parsed.trace_id))
+    found = iter_sealed(catalog, storage, tenants=[tenant], target=target, not_after_s=now_s)
+    return sorted(found, key=_age)
 
 
 def inputs_of(headers: Iterable[Header]) -> list[JobInput]:
@@ -86,6 +86,11 @@ def open_all(
             (held_out if found.trace.held_out else training).append(found)
         progress(done)
     return Selection(training=training, held_out=held_out, skipped=dict(skipped))
+
+
+def _age(sealed: SealedTrace) -> tuple[int, bytes]:
+    header = sealed.parsed
+    return header.created_s, header.trace_id
 
 
 def _open(

@@ -18,8 +18,9 @@ from draftkeep.policies.signing import SigningKey
 from draftkeep.store.anchors import GATE, publish_anchor
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.models import TargetModel, load_target
-from draftkeep.store.nodes import node_public
+from draftkeep.store.nodes import NodePublicKeys
 from draftkeep.store.registry import Registry
+from draftkeep.store.storage import Storage, open_storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,7 @@ class Workbench:
     scope: str
     clock: Callable[[], float]
     catalog: Catalog
+    storage: Storage
     registry: Registry
     keys: JobKeys
     opener: Opener
@@ -42,11 +44,6 @@ class Workbench:
     def jobs_dir(self) -> Path:
         """Where stopped jobs wait."""
         return self.config.state_dir / "jobs"
-
-    @property
-    def shards_dir(self) -> Path:
-        """Where shards lie."""
-        return self.config.state_dir / "shards"
 
     @property
     def drafters_dir(self) -> Path:
@@ -79,6 +76,7 @@ def open_workbench(
     if tenant not in {known.name for known in config.tenants}:
         raise ConfigError(f"no tenant {tenant!r:.80} in the configuration; add a [[tenants]] entry")
     target = load_target(config.model.target)
+    storage = open_storage(config)
     catalog = Catalog.configured(config)
     try:
         keys = JobKeys.open(config.keys_path, clock=clock)
@@ -92,9 +90,10 @@ def open_workbench(
                 scope=f"tenant:{tenant}",
                 clock=clock,
                 catalog=catalog,
+                storage=storage,
                 registry=Registry(catalog, config.state_dir / "drafters"),
                 keys=keys,
-                opener=Opener(keys, lambda name: node_public(catalog, name), clock=clock),
+                opener=Opener(keys, NodePublicKeys(catalog), clock=clock),
                 decode=lambda body: decode_body(body, tables),
                 gate=gate,
                 target=target,

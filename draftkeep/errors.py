@@ -14,7 +14,8 @@
     ├── KeyDestroyedError      the key is gone; readers count this and go on
     ├── StoreError             catalog, shard or log in a state that needs an operator
     │   ├── LogFullError       the embedded log reached its byte cap
-    │   └── ConflictError      another writer won; drop the own work and start again
+    │   ├── ConflictError      another writer won; drop the own work and start again
+    │   └── LogReplacedError   a log is not the one that was read before
     └── ModelError             a target, tokenizer or drafter that does not fit
 
 A message says what happened, what was got, what was expected and what to do about it. It never
@@ -92,6 +93,10 @@ class LogFullError(StoreError):
 
 class ConflictError(StoreError):
     """Another writer committed first; drop the own work and start again."""
+
+
+class LogReplacedError(StoreError):
+    """A log is not the one that was read before; repeating cannot help, an operator decides."""
 
 
 class ModelError(DraftkeepError):

@@ -9,6 +9,7 @@ distinct ids, S the id stream, C corrected positions, E tokens that are in no li
 """
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +23,13 @@ from draftkeep.ingest.wire import Reader, Writer
 
 NOT_LISTED = 255
 _MAX_ID = 2**31 - 1
+# As plain numbers: comparing an array with a member of an enumeration takes as long as with a
+# thousand numbers.
+CORRECTED = int(How.CORRECTED)
+_LAST_HOW = int(max(How))
 
 Ints = NDArray[np.int64]
+_Value = TypeVar("_Value", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +56,7 @@ def arrays_of(trace: Trace) -> Arrays:
     """Lay a valid trace out; CodecError where a value does not fit."""
     topks = [trace.topk, *(branch.topk for branch in trace.branches)]
     entries = [_entries(topk) for topk in topks]
-    corrected_T = trace.how_T == How.CORRECTED
+    corrected_T = trace.how_T == CORRECTED
     rank_T, unlisted = _ranks(trace.topk, trace.output_ids_T)
     rejected_C, unlisted_rejected = _ranks(
         _rows(trace.topk, corrected_T), trace.rejected_T[corrected_T]
@@ -114,7 +120,7 @@ def read_arrays(
         raise CodecError(f"trace body promises more than {MAX_ROWS} positions; drop the trace")
     k_R = _read_runs(reader, positions + branch_rows)
     ranks_D = np.cumsum(reader.array())
-    if len(ranks_D) and ranks_D.max() > _MAX_ID:
+    if len(ranks_D) and ranks_D[-1] > _MAX_ID:
         raise CodecError("trace body holds a token id past 31 bits; drop the trace")
     index_S = reader.array()
     if len(index_S) and index_S.max() >= len(ranks_D):
@@ -122,13 +128,13 @@ def read_arrays(
     levels_N = _levels(k_R, gaps_G=reader.array(), heads_R=reader.array())
     tail_R = reader.array(positions + branch_rows)
     rank_T, how_T = reader.array(positions), reader.array(positions)
-    rejected_C = reader.array(int((how_T == How.CORRECTED).sum()))
+    rejected_C = reader.array(int(np.count_nonzero(how_T == CORRECTED)))
     processed_T = reader.array(positions) if has_processed else None
     _check_bound("level", grids.NO_MASS_LEVEL, levels_N)
     _check_bound("tail", grids.TAIL_UNKNOWN, tail_R)
     _check_bound("rank", NOT_LISTED, rank_T)
     _check_bound("rank", NOT_LISTED, rejected_C)
-    _check_bound("kind of position", max(How), how_T)
+    _check_bound("kind of position", _LAST_HOW, how_T)
     if processed_T is not None:
         _check_bound("level", grids.NO_MASS_LEVEL, processed_T)
     return Arrays(
@@ -193,7 +199,7 @@ def _read_runs(reader: Reader, rows: int) -> Ints:
     widest = max((k for _, k in runs), default=0)
     if rows * widest > MAX_CELLS or widest > MAX_K:
         raise CodecError(f"trace body unpacks to more than {MAX_CELLS} entries; drop the trace")
-    lengths = np.array([length for length, _ in runs], np.int64)
+    lengths = [length for length, _ in runs]
     return np.repeat(np.array([k for _, k in runs], np.int64), lengths)
 
 
@@ -211,12 +217,26 @@ def _levels(k_R: Ints, *, gaps_G: Ints, heads_R: Ints) -> Ints:
     filled = k_R[k_R > 0]
     if len(heads_R) != len(filled) or len(heads_R) + len(gaps_G) != int(filled.sum()):
         raise CodecError("trace body has values that do not match its list lengths")
-    first_N = _first(k_R)
-    steps_N = np.empty(len(first_N), np.int64)
-    steps_N[first_N] = heads_R
-    steps_N[~first_N] = gaps_G
-    sums_N = np.cumsum(steps_N)
-    return sums_N - np.repeat(sums_N[first_N] - heads_R, filled)
+    steps_RK = np.concatenate([heads_R[:, None], padded(gaps_G, filled - 1, 0)], axis=1)
+    levels_RK = np.cumsum(steps_RK, axis=1)
+    return unpadded(levels_RK, filled)
+
+
+def padded(values_N: NDArray[_Value], k_R: Ints, filler: float) -> NDArray[_Value]:
+    """Lists of k_R values each, one behind the other, as rows filled up to the longest."""
+    width = int(k_R.max(initial=0))
+    if len(values_N) == len(k_R) * width:
+        return values_N.reshape(len(k_R), width)
+    rows_RK = np.full((len(k_R), width), filler, values_N.dtype)
+    rows_RK[np.arange(width) < k_R[:, None]] = values_N
+    return rows_RK
+
+
+def unpadded(rows_RK: NDArray[_Value], k_R: Ints) -> NDArray[_Value]:
+    """The first k_R values of each row, one behind the other."""
+    if rows_RK.size == int(k_R.sum()):
+        return rows_RK.reshape(-1)
+    return rows_RK[np.arange(rows_RK.shape[1]) < k_R[:, None]]
 
 
 def _first(k_R: Ints) -> NDArray[np.bool_]:

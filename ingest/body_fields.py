@@ -1,7 +1,6 @@
 """The single values of a trace body: everything that is not an array of tokens or positions."""
 
 from dataclasses import dataclass
-from enum import IntFlag
 from typing import TypeVar
 
 from draftkeep.errors import CodecError
@@ -16,13 +15,14 @@ PROCESSOR_VERSION = 1
 _Code = TypeVar("_Code", Finish, ValueKind)
 
 
-class _Flag(IntFlag):
-    PROMPT_CUT = 1
-    OUTPUT_CUT = 2
-    HELD_OUT = 4
-    IGNORE_EOS = 8
-    SEED_KNOWN = 16
-    PROCESSED = 32
+# Bits of the flags byte; plain numbers, since every trace that is read asks for each of them.
+_PROMPT_CUT = 1
+_OUTPUT_CUT = 2
+_HELD_OUT = 4
+_IGNORE_EOS = 8
+_SEED_KNOWN = 16
+_PROCESSED = 32
+_ALL_FLAGS = 63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ def read_fields(reader: Reader) -> Fields:
     _check_version("noise", reader.u8(), NOISE_VERSION)
     _check_version("processor", reader.u8(), PROCESSOR_VERSION)
     flags = reader.u8()
-    if flags > sum(_Flag):
+    if flags > _ALL_FLAGS:
         raise CodecError(f"trace body has unknown flags {flags:#x}; drop the trace")
     finish = _code(Finish, reader.u8())
     value_kind = _code(ValueKind, reader.u8())
@@ -105,16 +105,16 @@ def read_fields(reader: Reader) -> Fields:
     if len(table) not in (0, DIGEST_BYTES):
         raise CodecError(f"trace body names a remap table in {len(table)} bytes, expected 0 or 32")
     return Fields(
-        prompt_cut=bool(flags & _Flag.PROMPT_CUT),
-        output_cut=bool(flags & _Flag.OUTPUT_CUT),
-        held_out=bool(flags & _Flag.HELD_OUT),
-        has_processed=bool(flags & _Flag.PROCESSED),
+        prompt_cut=bool(flags & _PROMPT_CUT),
+        output_cut=bool(flags & _OUTPUT_CUT),
+        held_out=bool(flags & _HELD_OUT),
+        has_processed=bool(flags & _PROCESSED),
         finish=finish,
         value_kind=value_kind,
         table=table,
-        seed=reader.u64() if flags & _Flag.SEED_KNOWN else None,
+        seed=reader.u64() if flags & _SEED_KNOWN else None,
         choice=reader.varint(),
-        sampling=_read_sampling(reader, ignore_eos=bool(flags & _Flag.IGNORE_EOS)),
+        sampling=_read_sampling(reader, ignore_eos=bool(flags & _IGNORE_EOS)),
         chat_template_hash=reader.blob(),
         drafters=tuple(_read_run(reader) for _ in range(reader.count(3))),
         branches=tuple((reader.varint(), reader.varint()) for _ in range(reader.count(2))),
@@ -124,12 +124,12 @@ def read_fields(reader: Reader) -> Fields:
 
 def _flags(fields: Fields) -> int:
     chosen = {
-        _Flag.PROMPT_CUT: fields.prompt_cut,
-        _Flag.OUTPUT_CUT: fields.output_cut,
-        _Flag.HELD_OUT: fields.held_out,
-        _Flag.IGNORE_EOS: fields.sampling.ignore_eos,
-        _Flag.SEED_KNOWN: fields.seed is not None,
-        _Flag.PROCESSED: fields.has_processed,
+        _PROMPT_CUT: fields.prompt_cut,
+        _OUTPUT_CUT: fields.output_cut,
+        _HELD_OUT: fields.held_out,
+        _IGNORE_EOS: fields.sampling.ignore_eos,
+        _SEED_KNOWN: fields.seed is not None,
+        _PROCESSED: fields.has_processed,
     }
     return sum(flag for flag, is_set in chosen.items() if is_set)
 

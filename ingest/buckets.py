@@ -1,8 +1,9 @@
-"""Bucket files: the embedded log on disk, one SQLite file for each stretch of time.
+"""Bucket files: the embedded log on disk, SQLite files of one stretch of time each.
 
-A file is named by the start of its bucket and by its first offset, so that a reader finds the
-right one without opening any. The newest file also holds the log's identity and the next offset
-to give out: it is never removed, so neither can be lost while the log is in use.
+A long bucket has several. A file is named by the start of its bucket and by its first offset, so
+that a reader finds the right one without opening any. The newest file also holds the log's
+identity and the next offset to give out: it is never removed, so neither can be lost while the log
+is in use.
 """
 
 import contextlib

@@ -12,17 +12,19 @@ from numpy.typing import NDArray
 from draftkeep.errors import CodecError
 from draftkeep.ingest import grids
 from draftkeep.ingest.body_arrays import (
+    CORRECTED,
     NOT_LISTED,
     Arrays,
     Ints,
     arrays_of,
+    padded,
     read_arrays,
     write_arrays,
 )
 from draftkeep.ingest.body_fields import Fields, fields_of, read_fields, write_fields
 from draftkeep.ingest.frame import compress, decompress
 from draftkeep.ingest.tables import RemapTable
-from draftkeep.ingest.trace import Branch, How, TopK, Trace
+from draftkeep.ingest.trace import Branch, TopK, Trace
 from draftkeep.ingest.trace_check import check_branches, check_trace
 from draftkeep.ingest.wire import Reader, Writer
 
@@ -73,14 +75,13 @@ def _trace(fields: Fields, arrays: Arrays) -> Trace:
         raise CodecError(f"trace body has drafter runs that do not cover {positions} positions")
     ids_N, rest = _split_ids(fields, arrays)
     topk, branch_topks = _topks(fields, arrays, ids_N)
-    corrected_T = arrays.how_T == How.CORRECTED
+    corrected_T = arrays.how_T == CORRECTED
     output_ids_T, rest = _tokens(topk, np.arange(positions), arrays.rank_T, rest)
     rejected_T = np.full(positions, -1, np.int32)
     rejected_T[corrected_T], rest = _tokens(
         topk, np.flatnonzero(corrected_T), arrays.rejected_C, rest
     )
-    ends = np.cumsum([drafts for _, drafts in fields.branches], dtype=np.int64)
-    drafts = np.split(rest.astype(np.int32), ends[:-1]) if len(ends) else []
+    drafts = _branch_drafts(fields, rest)
     processed_T = arrays.processed_T
     return Trace(
         prompt_ids_P=arrays.ids_S[: arrays.prompt_tokens].astype(np.int32),
@@ -111,10 +112,20 @@ def _trace(fields: Fields, arrays: Arrays) -> Trace:
     )
 
 
+def _branch_drafts(fields: Fields, rest: Ints) -> list[NDArray[np.int32]]:
+    if not fields.branches:
+        return []
+    ends = np.cumsum([drafts for _, drafts in fields.branches], dtype=np.int64)
+    return np.split(rest.astype(np.int32), ends[:-1])
+
+
 def _split_ids(fields: Fields, arrays: Arrays) -> tuple[Ints, Ints]:
     """The ids of the lists, and those behind them in the stream."""
     end = arrays.prompt_tokens + len(arrays.levels_N)
-    unlisted = int((arrays.rank_T == NOT_LISTED).sum() + (arrays.rejected_C == NOT_LISTED).sum())
+    unlisted = int(
+        np.count_nonzero(arrays.rank_T == NOT_LISTED)
+        + np.count_nonzero(arrays.rejected_C == NOT_LISTED)
+    )
     expected = end + unlisted + sum(drafts for _, drafts in fields.branches)
     if len(arrays.ids_S) != expected:
         raise CodecError(f"trace body has {len(arrays.ids_S)} token ids, expected {expected}")
@@ -132,15 +143,10 @@ def _topks(fields: Fields, arrays: Arrays, ids_N: Ints) -> tuple[TopK, list[TopK
         end = row + rows
         entry_end = int(entry_ends[end - 1]) if end else 0
         k_T = arrays.k_R[row:end]
-        mask_TK = np.arange(k_T.max(initial=0)) < k_T[:, None]
-        ids_TK = np.full(mask_TK.shape, -1, np.int32)
-        ids_TK[mask_TK] = ids_N[entry:entry_end]
-        logprobs_TK = np.full(mask_TK.shape, -np.inf, np.float32)
-        logprobs_TK[mask_TK] = logprobs_N[entry:entry_end]
         topks.append(
             TopK(
-                ids_TK=ids_TK,
-                logprobs_TK=logprobs_TK,
+                ids_TK=padded(ids_N[entry:entry_end].astype(np.int32), k_T, -1),
+                logprobs_TK=padded(logprobs_N[entry:entry_end], k_T, -np.inf),
                 k_T=k_T.astype(np.uint8),
                 tail_T=tail_R[row:end],
                 tail_known_T=arrays.tail_R[row:end] != grids.TAIL_UNKNOWN,
@@ -154,11 +160,14 @@ def _tokens(
     topk: TopK, rows_N: NDArray[np.intp], rank_N: Ints, unlisted: Ints
 ) -> tuple[NDArray[np.int32], Ints]:
     """Tokens from ranks in their rows' lists, or from the stream; and the stream behind them."""
+    if not len(rank_N):
+        return rank_N.astype(np.int32), unlisted
     listed_N = rank_N != NOT_LISTED
-    if (rank_N[listed_N] >= topk.k_T[rows_N[listed_N]]).any():
+    rows_L, rank_L = rows_N[listed_N], rank_N[listed_N]
+    if (rank_L >= topk.k_T[rows_L]).any():
         raise CodecError("trace body has a token's rank past the end of its list")
     tokens_N = np.empty(len(rank_N), np.int32)
-    tokens_N[listed_N] = topk.ids_TK[rows_N[listed_N], rank_N[listed_N]]
-    spelled = len(rank_N) - int(listed_N.sum())
+    tokens_N[listed_N] = topk.ids_TK[rows_L, rank_L]
+    spelled = len(rank_N) - len(rank_L)
     tokens_N[~listed_N] = unlisted[:spelled]
     return tokens_N, unlisted[spelled:]

@@ -25,13 +25,10 @@ from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from draftkeep.errors import EnvelopeError, KeyDestroyedError
 from draftkeep.ingest.header import HEADER_VERSION, Header
 from draftkeep.ingest.record import (
-    COMMITMENT_BYTES,
     NONCE_BYTES,
     SealedTrace,
     misfit,
@@ -44,7 +41,6 @@ from draftkeep.policies import names, period_keys
 from draftkeep.policies.keyring import JobKeys, NodeKeys
 from draftkeep.policies.names import ID_BYTES, lp, mac, text
 from draftkeep.policies.retention import Clock, PeriodRecord, effective_deadline, read_clock
-from draftkeep.policies.secret_file import KEY_BYTES
 from draftkeep.policies.signing import SigningKey
 from draftkeep.policies.subject_rows import SubjectKey
 
@@ -217,13 +213,10 @@ class Opener:
             raise EnvelopeError("the node's signature does not fit the trace; drop it")
         if (found := misfit(sealed, header)) is not None:
             raise EnvelopeError(f"the header does not fit what it covers ({found}); drop the trace")
-        _check_record(header, self._keys.period(header.period_id), read_clock(self._clock))
-        share = period_keys.open_share(
-            self._keys.period_private_key(header.period_id),
-            sealed.encapsulation,
-            share_info(header.tenant, header.period_id, header.node),
-        )
-        subject_key = self._keys.subject_key_for(header.alias, header.period_id)
+        keys = self._keys.at(header.period_id)
+        _check_record(header, keys.record, read_clock(self._clock))
+        info = share_info(header.tenant, header.period_id, header.node)
+        share, subject_key = keys.share(sealed.encapsulation, info), keys.subject_key(header.alias)
         key, commitment = content_key(share, subject_key, header.trace_id, sealed.header)
         if not hmac.compare_digest(commitment, sealed.commitment):
             raise EnvelopeError("the key commitment does not fit the trace; drop it")
@@ -245,8 +238,9 @@ def content_key(
     """(content key, commitment), 32 bytes each, of one trace."""
     prk = mac(share, b"draftkeep/v1/mix" + subject_key)
     info = b"draftkeep/v1/trace" + trace_id + hashlib.sha256(header).digest()
-    okm = HKDFExpand(SHA256(), KEY_BYTES + COMMITMENT_BYTES, info).derive(prk)
-    return okm[:KEY_BYTES], okm[KEY_BYTES:]
+    # HKDF-Expand, two blocks of which are exactly the two keys.
+    key = mac(prk, info + b"\x01")
+    return key, mac(prk, key + info + b"\x02")
 
 
 def _check_record(header: Header, record: PeriodRecord, now_s: float) -> None:

@@ -1,5 +1,7 @@
 """The zstd frame around a payload: one block a plane when written, bounded when read."""
 
+import threading
+
 import zstandard
 
 from draftkeep.errors import CodecError
@@ -8,6 +10,9 @@ MAX_PAYLOAD_BYTES = 16 * 1024**2
 
 # A plane at least this long gets a zstd block, and so a Huffman table, of its own.
 _OWN_BLOCK_BYTES = 64
+
+# Making one takes as long as unpacking ten kilobytes, and no two threads may share one.
+_kept = threading.local()
 
 
 def compress(parts: list[bytes]) -> bytes:
@@ -46,9 +51,16 @@ def decompress(frame: bytes) -> bytes:
         size = zstandard.get_frame_parameters(frame).content_size
         if size > MAX_PAYLOAD_BYTES:
             raise CodecError(f"trace body does not unpack to at most {MAX_PAYLOAD_BYTES} bytes")
-        payload = zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
+        payload = _decompressor().decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError:
         raise CodecError("trace body is not one zstd frame; drop the trace") from None
     if len(payload) != size:
         raise CodecError(f"trace body unpacks to {len(payload)} bytes, expected {size}")
     return payload
+
+
+def _decompressor() -> zstandard.ZstdDecompressor:
+    found: zstandard.ZstdDecompressor | None = getattr(_kept, "decompressor", None)
+    if found is None:
+        found = _kept.decompressor = zstandard.ZstdDecompressor()
+    return found

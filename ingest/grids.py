@@ -6,6 +6,8 @@ of the decoded distribution is about D^2 / 24 times (1 - sum p^2), under 1e-4 na
 Suffixes: N any number of values, R rows.
 """
 
+from functools import cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -43,9 +45,15 @@ def to_levels(logprobs_N: NDArray[np.floating], per_nat: int) -> NDArray[np.int6
 
 def from_levels(levels_N: NDArray[np.int64], per_nat: int) -> NDArray[np.float32]:
     """Grid levels back to log-probabilities; level 65,535 is minus infinity."""
-    values_N = (levels_N / -per_nat).astype(np.float32)
-    values_N[levels_N == NO_MASS_LEVEL] = -np.inf
-    return values_N + np.float32(0)  # level 0 is 0.0, not -0.0
+    return _logprobs(per_nat)[levels_N]
+
+
+@cache
+def _logprobs(per_nat: int) -> NDArray[np.float32]:
+    """The log-probability of each level: looking it up takes a third of computing it."""
+    values = (np.arange(NO_MASS_LEVEL + 1) / -per_nat).astype(np.float32)
+    values[NO_MASS_LEVEL] = -np.inf
+    return values + np.float32(0)  # level 0 is 0.0, not -0.0
 
 
 def to_tail_codes(
@@ -72,8 +80,17 @@ def to_tail_codes(
 
 def from_tail_codes(codes_R: NDArray[np.int64]) -> NDArray[np.float32]:
     """Tail bytes back to natural logs. Unknown reads as minus infinity beside its flag."""
-    logit_R = (codes_R - TAIL_CENTRE) / TAIL_STEPS_PER_UNIT
-    log_tail_R = -np.log1p(np.exp(-logit_R))
-    log_tail_R[codes_R == TAIL_ALL] = 0.0
-    log_tail_R[(codes_R == TAIL_NONE) | (codes_R == TAIL_UNKNOWN)] = -np.inf
-    return log_tail_R.astype(np.float32)
+    return _LOG_TAILS[codes_R]
+
+
+def _log_tails() -> NDArray[np.float32]:
+    codes = np.arange(TAIL_UNKNOWN + 1)
+    logits = (codes - TAIL_CENTRE) / TAIL_STEPS_PER_UNIT
+    log_tails = -np.log1p(np.exp(-logits))
+    log_tails[TAIL_ALL] = 0.0
+    log_tails[[TAIL_NONE, TAIL_UNKNOWN]] = -np.inf
+    return log_tails.astype(np.float32)
+
+
+# The log tail of each byte.
+_LOG_TAILS = _log_tails()

@@ -31,6 +31,8 @@ from draftkeep.ingest.buckets import (
 
 _GROUP_RECORDS = 1024
 _GROUP_BYTES = 16 * 1024**2
+# A busy hour does not fill one file: freeing unlinks files and rewrites a part of one at most.
+_FILE_BYTES = 32 * 1024**2
 # Row header and cell pointer, rounded up; and pages that any commit may touch beside its rows.
 _ROW_BYTES = 32
 _COMMIT_PAGES = 8
@@ -218,12 +220,14 @@ class GroupWriter:
         return firsts
 
     def _roll_if_due(self, need_bytes: int) -> None:
-        """Begin the bucket of the present time, unless the cap leaves no room for one more file.
+        """Begin another file where the present one is of an earlier time, or long enough.
 
-        A clock that stepped back never leads to an older bucket.
+        Not where the cap leaves no room for one more. A clock that stepped back never leads to an
+        older bucket.
         """
-        start_s = self._bucket_start()
-        if start_s <= self._bucket.start_s or self._room_bytes() < need_bytes:
+        start_s = max(self._bucket_start(), self._bucket.start_s)
+        long_enough = self._bucket.path.stat().st_size >= _FILE_BYTES
+        if not (start_s > self._bucket.start_s or long_enough) or self._room_bytes() < need_bytes:
             return
         connection = self._open()
         truncate_wal(connection)

@@ -5,6 +5,8 @@ the order below. The same fields are a shard's typed columns and encode back bit
 """
 
 from dataclasses import dataclass, fields
+from operator import attrgetter
+from types import NoneType
 from typing import Any
 
 import cbor2
@@ -12,17 +14,6 @@ import cbor2
 from draftkeep.errors import EnvelopeError
 
 HEADER_VERSION = 1
-
-# Exact lengths of the byte-string fields, as in docs/formats.md.
-_LENGTHS = {
-    "trace_id": 16,
-    "request_id": 16,
-    "period_id": 16,
-    "alias": 16,
-    "share_id": 16,
-    "target": 32,
-    "tokenizer": 32,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +51,31 @@ class Header:
 
     def encode(self) -> bytes:
         """The one canonical encoding of this header."""
-        return cbor2.dumps([getattr(self, name) for name in FIELD_NAMES], canonical=True)
+        return cbor2.dumps(list(_values(self)), canonical=True)
 
 
 FIELD_NAMES = tuple(field.name for field in fields(Header))
+_values = attrgetter(*FIELD_NAMES)
+
+# What a field may hold, as in docs/formats.md: of which types exactly (so that true is no number),
+# from which to which length or value.
+_ANY = 2**63 - 1
+_KINDS: dict[str, tuple[tuple[type, ...], int, int]] = {
+    "trace_id": ((bytes,), 16, 16),
+    "request_id": ((bytes,), 16, 16),
+    "tenant": ((str,), 1, _ANY),
+    "period_id": ((bytes,), 16, 16),
+    "alias": ((bytes,), 16, 16),
+    "share_id": ((bytes,), 16, 16),
+    "target": ((bytes,), 32, 32),
+    "tokenizer": ((bytes,), 32, 32),
+    "node": ((str,), 1, _ANY),
+    "parent_trace_id": ((bytes, NoneType), 16, 16),
+    "domain": ((str, NoneType), 0, _ANY),
+    "ext": ((bytes,), 0, _ANY),
+}
+_WHOLE = ((int,), 0, _ANY)
+_FIELDS = tuple((name, *_KINDS.get(name, _WHOLE)) for name in FIELD_NAMES)
 
 
 def decode_header(data: bytes) -> Header:
@@ -85,35 +97,27 @@ def decode_header(data: bytes) -> Header:
         )
     if len(values) != len(FIELD_NAMES):
         raise EnvelopeError(f"header has {len(values)} fields, expected {len(FIELD_NAMES)}")
+    _check_fields(values)
     header = Header(**dict(zip(FIELD_NAMES, values, strict=True)))
-    _check(header)
-    if header.encode() != data:
-        raise EnvelopeError("header is not in canonical encoding; drop the record")
-    return header
-
-
-def _check(header: Header) -> None:
-    for field in fields(Header):
-        value: Any = getattr(header, field.name)
-        if not _right_type(field.name, value):
-            raise EnvelopeError(f"header field {field.name} has the wrong type or length")
     if header.subject_kind not in (0, 1) or header.consent not in (0, 1, 2):
         raise EnvelopeError("header subject kind or consent ceiling is out of range")
     if header.origin not in (0, 1, 2):
         raise EnvelopeError("header origin is out of range")
     if header.expiry_s <= header.created_s:
         raise EnvelopeError("header expires before it was created")
+    if cbor2.dumps(values, canonical=True) != data:
+        raise EnvelopeError("header is not in canonical encoding; drop the record")
+    return header
 
 
-def _right_type(name: str, value: Any) -> bool:
-    if name == "parent_trace_id":
-        return value is None or (isinstance(value, bytes) and len(value) == 16)
-    if name == "domain":
-        return value is None or isinstance(value, str)
-    if name in ("tenant", "node"):
-        return isinstance(value, str) and bool(value)
-    if name == "ext":
-        return isinstance(value, bytes)
-    if name in _LENGTHS:
-        return isinstance(value, bytes) and len(value) == _LENGTHS[name]
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+def _check_fields(values: list[Any]) -> None:
+    for (name, kinds, least, most), value in zip(_FIELDS, values, strict=True):
+        kind = type(value)
+        if kind is int:
+            size = value
+        elif value is None:
+            size = least
+        else:
+            size = len(value) if kind in kinds else -1
+        if kind not in kinds or not least <= size <= most:
+            raise EnvelopeError(f"header field {name} has the wrong type or length")

@@ -7,17 +7,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError
 from kafka.net.compat import KafkaNetClient
 
+from draftkeep.config import KafkaConfig
 from draftkeep.errors import StoreError
 
 # The library's own bound is 30 s, and it grows its pause between attempts to as much: a broker
 # that is back would wait for us instead of we for it.
 RECONNECT_MAX_MS = 1000
+_PATIENCE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +35,23 @@ class KafkaAccess:
     ca_file: Path | None = None
     username: str | None = None
     password: str | None = field(default=None, repr=False)
-    patience_s: float = 10.0
+    patience_s: float = _PATIENCE_S
 
     def __post_init__(self) -> None:
         """Raises StoreError for a login that would cross the network in the open."""
         if self.username is not None and (self.ca_file is None or self.password is None):
             raise StoreError("a Kafka username needs a password and ca_file: SCRAM goes over TLS")
+
+    @classmethod
+    def configured(cls, config: KafkaConfig) -> Self:
+        """As the operator says. Raises ConfigError where the password's file cannot be read."""
+        return cls(
+            servers=config.servers,
+            ca_file=config.ca_file,
+            username=config.username,
+            password=config.read_password(),
+            patience_s=min(_PATIENCE_S, config.deadline_s),
+        )
 
     def options(self) -> dict[str, Any]:
         """The keyword arguments that every kafka-python client takes."""
@@ -55,7 +68,7 @@ class KafkaAccess:
                 "security_protocol": "SASL_SSL",
                 "sasl_mechanism": "SCRAM-SHA-512",
                 "sasl_plain_username": self.username,
-                "sasl_plain_password": self.password,
+                "sasl_plain_password": _Unshown(self.password),
             }
         return options
 
@@ -97,11 +110,28 @@ class KafkaAccess:
                 give_up()
                 raise StoreError(
                     f"no Kafka broker at {', '.join(self.servers)} lets us in: "
-                    f"{_reason(words) or error}; check that it runs, its address, and the TLS and "
-                    "login settings of both sides"
+                    f"{self._reason(words) or error}; check that it runs, its address, and the TLS "
+                    "and login settings of both sides"
                 ) from error
             finally:
                 alarm.cancel()
+
+    def _reason(self, words: list[str]) -> str | None:
+        """A refused login, where it was said: a broker mostly just hangs up."""
+        said = next((line for line in words if "uthentication" in line), None)
+        if said is not None or not words:
+            return said
+        if "socket disconnected" not in words[0]:
+            return words[0]
+        # The library learns the version right before the login.
+        if not any("broker_version=(" in line for line in words):
+            return "it hangs up before its first answer, as one does that wants TLS"
+        if self.username is None:
+            return "it hangs up after its first answer, as one does that wants a login"
+        return (
+            "it hangs up during the login, as one does that does not know this user, this password "
+            "or the mechanism SCRAM-SHA-512"
+        )
 
     @contextmanager
     def admin(self) -> Iterator[Any]:
@@ -111,6 +141,24 @@ class KafkaAccess:
             yield client
         finally:
             client.close()
+
+
+def keep_library_quiet() -> None:
+    """Leave the library's own lines out of this process's log: a broker that is away is worth one
+    line of ours, not one of its every second. `KafkaAccess.connect` still tells its reasons.
+    """
+    logger = logging.getLogger("kafka")
+    logger.propagate = False
+    logger.addHandler(logging.NullHandler())
+
+
+class _Unshown(str):
+    """A password that is none in a dump of options: the library writes one into its debug log."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'...'"
 
 
 @contextmanager
@@ -125,8 +173,3 @@ def _first_words() -> Iterator[list[str]]:
         yield words
     finally:
         logger.removeHandler(handler)
-
-
-def _reason(words: list[str]) -> str | None:
-    """A refused login, where there is one: a broker may first just hang up."""
-    return next((line for line in words if "uthentication" in line), next(iter(words), None))

@@ -16,7 +16,7 @@ from kafka.errors import KafkaError, OffsetOutOfRangeError
 
 from draftkeep.errors import StoreError
 from draftkeep.ingest.kafka_client import KafkaAccess
-from draftkeep.ingest.kafka_topic import topic_identity
+from draftkeep.ingest.kafka_topic import topic_id, topic_identity
 from draftkeep.ingest.kafka_writer import KafkaWriter
 from draftkeep.ingest.log import LogRecord
 
@@ -62,7 +62,13 @@ class KafkaLog:
         self._fetched_from = 0
         self._writer = KafkaWriter(access, topic, budget_bytes=budget_bytes, deadline_s=deadline_s)
         self._closed = False
-        self._identity = self._read_identity()
+        found = self._reach(lambda admin: topic_identity(admin, topic))
+        self._identity = (*found, partition)
+
+    @property
+    def name(self) -> str:
+        """The topic's name."""
+        return str(self._partition.topic)
 
     def append(self, records: Sequence[bytes]) -> int:
         """See `Log.append`; others' records may lie between these, and all or none is not kept."""
@@ -75,13 +81,13 @@ class KafkaLog:
         """See `Log.read`. Also raises StoreError where the topic was made again meanwhile."""
 
         def read(_admin: Any) -> list[LogRecord]:
-            first, following = self.bounds()
+            following = self._end()
             if start > following:
                 raise StoreError(
                     f"reading from offset {start}, but the log ends at {following}: the offset "
                     "belongs to another log, or the topic was made again"
                 )
-            return self._read(max(start, first), following, limit_records, limit_bytes)
+            return self._read(start, following, limit_records, limit_bytes)
 
         with self._lock:
             records = self._reach(read)
@@ -112,10 +118,14 @@ class KafkaLog:
         def bounds(_admin: Any) -> tuple[int, int]:
             consumer, wait_ms = self._reader(), int(self._deadline_s * 1000)
             first = consumer.beginning_offsets([self._partition], timeout_ms=wait_ms)
-            following = consumer.end_offsets([self._partition], timeout_ms=wait_ms)
-            return first[self._partition], following[self._partition]
+            return first[self._partition], self._end()
 
         return self._reach(bounds)
+
+    def _end(self) -> int:
+        wait_ms = int(self._deadline_s * 1000)
+        found = self._reader().end_offsets([self._partition], timeout_ms=wait_ms)
+        return int(found[self._partition])
 
     def size_bytes(self) -> int:
         """What the largest replica occupies; freed records count until their segment goes."""
@@ -133,8 +143,12 @@ class KafkaLog:
         )
 
     def identity(self) -> tuple[str, str, int]:
-        """Cluster id, topic id and partition, as the brokers say now."""
-        return self._read_identity()
+        """Cluster id, topic id and partition; the topic's as the brokers say now.
+
+        One request: what answers at the same address as another cluster has other topics.
+        """
+        topic = self._reach(lambda admin: topic_id(admin, self._partition.topic))
+        return self._identity[0], topic, self._identity[2]
 
     def close(self) -> None:
         """Finish the appends that were accepted and let go of every connection."""
@@ -154,6 +168,9 @@ class KafkaLog:
                 break
             record = self._next(position)
             if record is None:
+                if self.bounds()[0] >= following:
+                    # All of it was freed, or expired, under our hands.
+                    break
                 if time.monotonic() > deadline_s:
                     raise StoreError(
                         f"Kafka gave no record from offset {position} on within "
@@ -214,13 +231,8 @@ class KafkaLog:
             self._fetched_from = 0
         return self._consumer
 
-    def _read_identity(self) -> tuple[str, str, int]:
-        topic = self._partition.topic
-        cluster_id, topic_id = self._reach(lambda admin: topic_identity(admin, topic))
-        return cluster_id, topic_id, self._partition.partition
-
     def _check_identity(self) -> None:
-        found = self._read_identity()
+        found = self.identity()
         if found != self._identity:
             raise StoreError(
                 f"topic {self._partition.topic} has id {found[1]}, expected {self._identity[1]}: "

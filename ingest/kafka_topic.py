@@ -1,18 +1,18 @@
 """A topic for sealed traces: made with the settings a deadline needs, and read back."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kafka.admin import ConfigResource
 from kafka.errors import KafkaError
 
 from draftkeep.errors import StoreError
 from draftkeep.ingest.kafka_client import KafkaAccess
+from draftkeep.ingest.kafka_settings import broker_settings, topic_settings_of
 
 _SEGMENTS_PER_TTL = 24
-_MAX_MESSAGE_BYTES = 2 * 1024**2
+MAX_MESSAGE_BYTES = 2 * 1024**2
 _SEGMENT_BYTES = 256 * 1024**2
 _DELETE_DELAY_MS = 60_000
 
@@ -82,7 +82,7 @@ def topic_settings(*, ttl_s: float, replicas: int) -> dict[str, str]:
         "segment.bytes": str(_SEGMENT_BYTES),
         "file.delete.delay.ms": str(min(_DELETE_DELAY_MS, segment_ms // 4)),
         "message.timestamp.type": "LogAppendTime",
-        "max.message.bytes": str(_MAX_MESSAGE_BYTES),
+        "max.message.bytes": str(MAX_MESSAGE_BYTES),
         "compression.type": "uncompressed",
         "min.insync.replicas": str(2 if replicas >= 3 else 1),
         "unclean.leader.election.enable": "false",
@@ -118,11 +118,13 @@ def create_topic(
 def read_retention(access: KafkaAccess, name: str) -> TopicRetention:
     """What the brokers really do with the topic. Raises StoreError where it is not there."""
     with access.admin() as admin:
-        topic = _settings(admin, "TOPIC", name)
-        brokers = [
-            _settings(admin, "BROKER", str(broker["broker_id"]))
-            for broker in admin.describe_cluster()["brokers"]
-        ]
+        return retention_of(topic_settings_of(admin, name), broker_settings(admin).values())
+
+
+def retention_of(
+    topic: Mapping[str, str], brokers: Collection[Mapping[str, str]]
+) -> TopicRetention:
+    """What a topic's settings and those of the brokers come to."""
     retention_ms = int(topic["retention.ms"])
     return TopicRetention(
         retention_ms=None if retention_ms < 0 else retention_ms,
@@ -147,18 +149,12 @@ def topic_identity(admin: Any, name: str) -> tuple[str, str]:
 
     Raises StoreError where there is no such topic.
     """
+    return str(admin.describe_cluster()["cluster_id"]), topic_id(admin, name)
+
+
+def topic_id(admin: Any, name: str) -> str:
+    """The topic's id. Raises StoreError where there is no such topic."""
     (topic,) = admin.describe_topics([name])
     if topic["topic_id"] is None:
         raise StoreError(f"there is no topic {name}; make it first (draftkeep.ingest.kafka_topic)")
-    return str(admin.describe_cluster()["cluster_id"]), str(topic["topic_id"])
-
-
-def _settings(admin: Any, kind: str, name: str) -> dict[str, str]:
-    try:
-        answer = admin.describe_configs([ConfigResource(kind, name)], config_filter="all")
-    except KafkaError as error:
-        raise StoreError(
-            f"the settings of {kind.lower()} {name} cannot be read: {error}"
-        ) from error
-    entries = answer[kind.lower()][name]
-    return {key: str(entry["value"]) for key, entry in entries.items()}
+    return str(topic["topic_id"])

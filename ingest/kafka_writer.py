@@ -7,20 +7,29 @@ without idempotence, readers drop duplicates, and deadline, byte budget and rebu
 
 import contextlib
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kafka import KafkaProducer
-from kafka.errors import KafkaError, KafkaTimeoutError
+from kafka.errors import (
+    KafkaError,
+    KafkaTimeoutError,
+    MessageSizeTooLargeError,
+    RecordListTooLargeError,
+)
 
 from draftkeep.errors import LogFullError, StoreError
 from draftkeep.ingest.kafka_client import KafkaAccess
+from draftkeep.ingest.kafka_topic import MAX_MESSAGE_BYTES
 
 _BATCH_BYTES = 1024**2
 _REQUEST_BYTES = 4 * 1024**2
 _LINGER_MS = 5
 # What one record costs beside its bytes, in the library's objects.
-_RECORD_BYTES = 512
+RECORD_COST_BYTES = 512
+# The library gives up at the deadline; ours only catches a library that does not.
+_LATE_S = 1.0
 
 
 class _Client:
@@ -58,9 +67,57 @@ class _Client:
 
     def close(self, timeout_s: float) -> None:
         """Let go of everything after `timeout_s`; what was not sent by then fails."""
-        # It raises where something was still pending, and again when it is collected.
-        with contextlib.suppress(KafkaError):
+        try:
             self.producer.close(timeout=timeout_s)
+        except KafkaError:
+            # It raises where something is still pending, before it ends its thread: that would
+            # keep its records and sockets.
+            self.producer._sender.force_close()
+            with contextlib.suppress(KafkaError):
+                self.producer.close(timeout=_LATE_S)
+
+
+class Sending:
+    """Records on their way to the brokers, made by `KafkaWriter.begin`. To be waited for once."""
+
+    def __init__(
+        self,
+        sent: Sequence[Any],
+        refusal: KafkaError | None,
+        *,
+        records: int,
+        until_s: float,
+        settle: Callable[[KafkaError | None], StoreError | None],
+    ) -> None:
+        """`sent` are the library's futures of the first of `records`; `refusal` stopped the rest.
+
+        `settle` hears what became of all, and says what to tell.
+        """
+        self._sent = sent
+        self._refusal = refusal
+        self._records = records
+        self._until_s = until_s
+        self._settle = settle
+
+    def wait(self) -> list[int]:
+        """The records' offsets once all are acknowledged. Raises StoreError as `append` does."""
+        error = self._refusal
+        offsets: list[int] = []
+        for future in self._sent:
+            left_s = max(0.0, self._until_s - time.monotonic())
+            try:
+                offsets.append(future.get(timeout=left_s).offset)
+            except KafkaError as reason:
+                error = error or reason
+        problem = self._settle(error)
+        if problem is not None:
+            raise problem from error
+        return offsets
+
+    def unacknowledged(self) -> list[int]:
+        """Which records have no acknowledgement, by their place; to be asked after `wait`."""
+        lost = [index for index, one in enumerate(self._sent) if not one.succeeded()]
+        return [*lost, *range(len(self._sent), self._records)]
 
 
 class KafkaWriter:
@@ -96,48 +153,92 @@ class KafkaWriter:
         sent again. Raises LogFullError, before writing, where the budget is used up; StoreError
         after the deadline, or where the brokers refuse, and then any of them may be written.
         """
+        return self.begin(records, partition=partition, keys=keys).wait()
+
+    def begin(
+        self,
+        records: Sequence[bytes],
+        *,
+        partition: int | None = None,
+        keys: Sequence[bytes] | None = None,
+    ) -> Sending:
+        """Hand the records over and return before they are acknowledged; otherwise as `append`.
+
+        Blocks where there is no connection, or no knowledge of the topic, for the deadline each
+        at the most.
+        """
         client = self._connected()
-        sizes = [len(record) + _RECORD_BYTES for record in records]
-        if not client.reserve(sum(sizes), self._budget_bytes):
+        if not client.reserve(_cost_bytes(records), self._budget_bytes):
             raise LogFullError(
                 f"{self._budget_bytes} bytes already wait for Kafka to acknowledge them; nothing "
                 "was written. Check that the brokers answer, or raise the budget"
             )
-        sent: list[Any] = []
-        try:
-            with self._lock:
+        with self._lock:
+            sent: list[Any] = []
+            refusal = None
+            try:
                 for index, record in enumerate(records):
                     key = None if keys is None else keys[index]
                     sent.append(
                         client.producer.send(self._topic, record, key=key, partition=partition)
                     )
-            # The library gives up at the deadline; ours only catches a library that does not.
-            return [future.get(timeout=self._deadline_s + 1).offset for future in sent]
-        except KafkaError as error:
-            if isinstance(error, KafkaTimeoutError):
-                self._discard(client)
-            raise StoreError(
-                f"Kafka did not acknowledge {len(records)} records for topic {self._topic} within "
-                f"{self._deadline_s:g} s ({type(error).__name__}); any of them may have been "
-                "written. Append them again: readers drop duplicates"
-            ) from error
-        finally:
-            client.release(sum(sizes))
+            except KafkaError as error:
+                refusal = error
+        return Sending(
+            sent,
+            refusal,
+            records=len(records),
+            until_s=time.monotonic() + self._deadline_s + _LATE_S,
+            settle=lambda error: self._settle(client, records, error),
+        )
 
-    def close(self) -> None:
-        """Finish what was accepted, for as long as the deadline. Harmless when repeated."""
-        with self._lock:
-            self._closed, client, self._client = True, self._client, None
+    def close(self, timeout_s: float | None = None) -> None:
+        """Finish what was accepted, within `timeout_s` or else the deadline.
+
+        Harmless when repeated.
+        """
+        limit_s = self._deadline_s if timeout_s is None else timeout_s
+        # Whoever holds the lock longer is connecting, and looks here afterwards.
+        self._closed = True
+        if not self._lock.acquire(timeout=limit_s):
+            return
+        client, self._client = self._client, None
+        self._lock.release()
         if client is not None:
-            client.close(self._deadline_s)
+            client.close(limit_s)
 
     def _connected(self) -> _Client:
         with self._lock:
-            if self._closed:
-                raise StoreError("this log is closed; open it again to append")
-            if self._client is None:
+            if self._client is None and not self._closed:
                 self._client = _Client(self._access, self._deadline_s)
-            return self._client
+            client = self._client
+            if self._closed or client is None:
+                self._client = None
+                if client is not None:
+                    client.close(0)
+                raise StoreError("this log is closed; open it again to append")
+            return client
+
+    def _settle(
+        self, client: _Client, records: Sequence[bytes], error: KafkaError | None
+    ) -> StoreError | None:
+        """Take back what the records reserved; after an error, what to tell the caller."""
+        client.release(_cost_bytes(records))
+        if error is None:
+            return None
+        if isinstance(error, KafkaTimeoutError):
+            self._discard(client)
+        if isinstance(error, MessageSizeTooLargeError | RecordListTooLargeError):
+            largest = max(len(record) for record in records)
+            return StoreError(
+                f"topic {self._topic} takes no record of {largest} bytes; set its "
+                f"max.message.bytes to {MAX_MESSAGE_BYTES} and append again"
+            )
+        return StoreError(
+            f"Kafka did not acknowledge {len(records)} records for topic {self._topic} within "
+            f"{self._deadline_s:g} s ({type(error).__name__}); any of them may have been "
+            "written. Append them again: readers drop duplicates"
+        )
 
     def _discard(self, client: _Client) -> None:
         """A producer that missed its deadline may be stuck: the next append makes another."""
@@ -145,3 +246,8 @@ class KafkaWriter:
             if self._client is client:
                 self._client = None
         client.close(0)
+
+
+def _cost_bytes(records: Sequence[bytes]) -> int:
+    """What they take in memory until they are acknowledged."""
+    return sum(len(record) + RECORD_COST_BYTES for record in records)

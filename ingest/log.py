@@ -26,6 +26,11 @@ class Log(Protocol):
     StoreError.
     """
 
+    @property
+    def name(self) -> str:
+        """What people call the topic; one that was deleted and made again has the same."""
+        ...
+
     def append(self, records: Sequence[bytes]) -> int:
         """Write the records in order and return the offset of the first.
 

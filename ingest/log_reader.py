@@ -37,6 +37,11 @@ class LogReader:
         self._directory = directory
         self.identity()
 
+    @property
+    def name(self) -> str:
+        """The name of the log's directory."""
+        return self._directory.name
+
     def append(self, records: Sequence[bytes]) -> int:
         """Always raises StoreError: the process that serves is the only one that appends."""
         raise StoreError("this log was opened for reading; append in the process that serves")

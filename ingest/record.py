@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from draftkeep.errors import EnvelopeError
-from draftkeep.ingest.header import Header, decode_header
+from draftkeep.ingest.header import HEADER_VERSION, Header, decode_header
 from draftkeep.policies import signing
 from draftkeep.policies.names import ID_BYTES, lp
 from draftkeep.policies.period_keys import ENCAPSULATION_BYTES
@@ -20,13 +20,18 @@ COMMITMENT_BYTES = 32
 ENVELOPE_BYTES = NONCE_BYTES + TAG_BYTES + COMMITMENT_BYTES + SIGNATURE_BYTES
 # What a record spends beside header and body.
 RECORD_OVERHEAD_BYTES = 1 + 6 * 4 + ENVELOPE_BYTES + ENCAPSULATION_BYTES
+# How a record begins in front of its trace id, the header's length aside: that is the header's
+# CBOR array of 22, its version and a byte string of 16.
+_HEADER_AT = 1 + 4
+_TRACE_ID_HEAD = bytes([0x96, HEADER_VERSION, 0x40 + ID_BYTES])
+_TRACE_ID_AT = _HEADER_AT + len(_TRACE_ID_HEAD)
 _FIELDS = ("header", "nonce", "ciphertext", "commitment", "signature", "encapsulation")
-_LENGTHS = {
-    "nonce": NONCE_BYTES,
-    "commitment": COMMITMENT_BYTES,
-    "signature": SIGNATURE_BYTES,
-    "encapsulation": ENCAPSULATION_BYTES,
-}
+_LENGTHS = (
+    ("nonce", NONCE_BYTES),
+    ("commitment", COMMITMENT_BYTES),
+    ("signature", SIGNATURE_BYTES),
+    ("encapsulation", ENCAPSULATION_BYTES),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +52,12 @@ class SealedTrace:
     encapsulation: bytes
 
     def __post_init__(self) -> None:
-        for name, length in _LENGTHS.items():
-            got = len(getattr(self, name))
-            if got != length:
-                raise EnvelopeError(f"sealed trace: {name} has {got} bytes, expected {length}")
+        got = (self.nonce, self.commitment, self.signature, self.encapsulation)
+        for (name, length), value in zip(_LENGTHS, got, strict=True):
+            if len(value) != length:
+                raise EnvelopeError(
+                    f"sealed trace: {name} has {len(value)} bytes, expected {length}"
+                )
         if len(self.ciphertext) < TAG_BYTES:
             raise EnvelopeError("sealed trace: the ciphertext is shorter than its tag")
 
@@ -81,8 +88,10 @@ def misfit(
 
 def signed_message(header: bytes, nonce: bytes, ciphertext: bytes, commitment: bytes) -> bytes:
     """What the node signs. The encapsulation is covered through the header's share id."""
-    digest = hashlib.sha256(lp(header) + nonce + ciphertext + commitment).digest()
-    return b"draftkeep/v1/sig" + digest
+    digest = hashlib.sha256(lp(header) + nonce)
+    digest.update(ciphertext)
+    digest.update(commitment)
+    return b"draftkeep/v1/sig" + digest.digest()
 
 
 def verify_signature(sealed: SealedTrace, public: bytes) -> bool:
@@ -110,6 +119,11 @@ def decode_record(data: bytes) -> SealedTrace:
 
     A record of another version is left as it is: it is not corrupt, only not for this reader.
     """
+    return read_record(data)[0]
+
+
+def read_record(data: bytes) -> tuple[SealedTrace, Header]:
+    """`decode_record`, and the header it had to decode for that."""
     if not data:
         raise EnvelopeError("an empty log record; drop it")
     if data[0] != RECORD_VERSION:
@@ -122,17 +136,20 @@ def decode_record(data: bytes) -> SealedTrace:
     fields: dict[str, bytes] = {}
     at = 1
     for name in _FIELDS:
-        fields[name], at = _take(data, at, name)
+        start = at + 4
+        at = start + int.from_bytes(data[at:start], "big")
+        if start > len(data) or at > len(data):
+            raise EnvelopeError(f"a log record ends inside its field {name}; drop it")
+        fields[name] = bytes(data[start:at])
     if at != len(data):
         raise EnvelopeError(f"a log record goes on for {len(data) - at} bytes after its last field")
     sealed = SealedTrace(**fields)
-    decode_header(sealed.header)
-    return sealed
+    return sealed, decode_header(sealed.header)
 
 
-def _take(data: bytes, at: int, name: str) -> tuple[bytes, int]:
-    start = at + 4
-    end = start + int.from_bytes(data[at:start], "big")
-    if start > len(data) or end > len(data):
-        raise EnvelopeError(f"a log record ends inside its field {name}; drop it")
-    return bytes(data[start:end]), end
+def peek_trace_id(data: bytes) -> bytes | None:
+    """The trace id of what begins like a record; None elsewhere. Says nothing of the rest."""
+    if data[:1] != bytes([RECORD_VERSION]) or data[_HEADER_AT:_TRACE_ID_AT] != _TRACE_ID_HEAD:
+        return None
+    trace_id = data[_TRACE_ID_AT : _TRACE_ID_AT + ID_BYTES]
+    return trace_id if len(trace_id) == ID_BYTES else None

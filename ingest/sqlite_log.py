@@ -1,4 +1,4 @@
-"""The embedded log: SQLite files in one directory, one for each stretch of time.
+"""The embedded log: SQLite files in one directory, each of one stretch of time.
 
 Acknowledged means on disk: write-ahead log, `synchronous=FULL`, and an fsync of the directory
 for each new file. Expiry is an unlink. It is the newcomer's broker and every node's outbox.
@@ -30,8 +30,8 @@ class SqliteLog(LogReader):
         """Open for writing, making the directory and a new topic where there is none.
 
         `cap_bytes` bounds all files together; an append that could pass it is refused with
-        LogFullError. `bucket_s` is the width of one file in time. `random` names a new topic.
-        Raises StoreError where another process writes to the directory.
+        LogFullError. `bucket_s` is the longest stretch of time of one file. `random` names a new
+        topic. Raises StoreError where another process writes to the directory.
         """
         self._writer = GroupWriter(
             directory, cap_bytes=cap_bytes, bucket_s=bucket_s, clock=clock, random=random

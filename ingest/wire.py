@@ -96,7 +96,11 @@ class Reader:
 
     def u8(self) -> int:
         """One byte."""
-        return self.take(1)[0]
+        at = self._at
+        if at >= len(self._data):
+            raise CodecError("trace body ends early; drop the trace")
+        self._at = at + 1
+        return self._data[at]
 
     def u64(self) -> int:
         """Eight bytes."""
@@ -111,8 +115,11 @@ class Reader:
 
     def varint(self) -> int:
         """An unsigned integer below 2^64."""
-        value = 0
-        for index in range(_MAX_VARINT_BYTES):
+        value = self.u8()
+        if value < 0x80:
+            return value
+        value &= 0x7F
+        for index in range(1, _MAX_VARINT_BYTES):
             byte = self.u8()
             value |= (byte & 0x7F) << 7 * index
             if byte < 0x80:
@@ -141,9 +148,10 @@ class Reader:
         if count is not None and stored != count:
             raise CodecError(f"trace body has an array of {stored}, expected {count} entries")
         planes_WN = np.frombuffer(self.take(stored * width), np.uint8).reshape(width, stored)
-        values_N: NDArray[np.int64] = planes_WN[0].astype(np.int64)
-        for index in range(1, width):
-            values_N |= planes_WN[index].astype(np.int64) << 8 * index
+        values_N: NDArray[np.int64] = planes_WN[-1].astype(np.int64)
+        for plane_N in planes_WN[-2::-1]:
+            values_N <<= 8
+            values_N |= plane_N
         return values_N
 
     def end(self) -> None:

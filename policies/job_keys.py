@@ -1,10 +1,11 @@
 """What a distillation job may do with the keyring: open what still has its keys."""
 
+from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from draftkeep.errors import ConfigError, KeyDestroyedError
-from draftkeep.policies import period_rows
+from draftkeep.policies import period_keys, period_rows
 from draftkeep.policies.kek import LocalKek
 from draftkeep.policies.key_cache import KeyCache
 from draftkeep.policies.keyring_db import KeyringDb
@@ -34,9 +35,8 @@ class JobKeys:
         self._period_kek = period_kek
         self._issuer_public = issuer_public
         self._clock = clock
-        self._records: KeyCache[PeriodRecord] = KeyCache(clock=clock, erasures=db.erasures)
-        self._privates: KeyCache[bytes] = KeyCache(clock=clock, erasures=db.erasures)
-        self._subjects: KeyCache[bytes] = KeyCache(clock=clock, erasures=db.erasures)
+        # Of every kind, so that one look at the keyring's erasures is enough for all of them.
+        self._kept: KeyCache[Any] = KeyCache(clock=clock, erasures=db.erasures)
 
     @classmethod
     def open(cls, directory: Path, *, clock: Clock) -> Self:
@@ -66,57 +66,94 @@ class JobKeys:
         """The Ed25519 public key that period records are checked with."""
         return self._issuer_public
 
-    def period(self, period_id: bytes) -> PeriodRecord:
-        """The verified record of a living period.
+    def at(self, period_id: bytes) -> "PeriodKeys":
+        """The keys of a living period, none of which was erased before this call.
 
-        KeyDestroyedError where it is gone, or past its deadline by the clock.
+        Raises as `period` does.
         """
-        mark = self._records.sweep()
-        record = self._records.get(period_id)
+        mark = self._kept.sweep()
+        record: PeriodRecord | None = self._kept.peek(period_id)
         if record is None:
             record = period_rows.by_id(self._db, period_id)
             if record is None:
                 raise KeyDestroyedError("the period's key is destroyed; skip the trace")
             period_rows.verified(record, self._issuer_public)
-            self._records.put(period_id, record, deadline_s=record.destroy_at_s, mark=mark)
+            self._kept.put(period_id, record, deadline_s=record.destroy_at_s, mark=mark)
         if record.destroy_at_s <= read_clock(self._clock):
             raise KeyDestroyedError(
                 f"the period's deadline {record.destroy_at_s} has passed; skip the trace"
             )
-        return record
+        return PeriodKeys(self, record, mark)
+
+    def period(self, period_id: bytes) -> PeriodRecord:
+        """The verified record of a living period.
+
+        KeyDestroyedError where it is gone, or past its deadline by the clock.
+        """
+        return self.at(period_id).record
 
     def period_private_key(self, period_id: bytes) -> bytes:
         """The period's private key, 96 bytes; KeyDestroyedError where gone or past its deadline."""
-        record = self.period(period_id)
-        mark = self._privates.sweep()
-        key = self._privates.get(period_id)
-        if key is None:
-            key = period_rows.private_key(self._db, self._period_kek, record)
-            if key is None:
-                raise KeyDestroyedError("the period's key is destroyed; skip the trace")
-            self._privates.put(period_id, key, deadline_s=record.destroy_at_s, mark=mark)
-        return key
+        return self.at(period_id).private_key()
 
     def subject_key_for(self, alias: bytes, period_id: bytes) -> bytes:
         """The 32-byte key of the subject behind an alias in a period.
 
         KeyDestroyedError where subject or period is erased, or the deadline has passed.
         """
-        record = self.period(period_id)
-        mark = self._subjects.sweep()
-        key = self._subjects.get((alias, period_id))
-        if key is None:
-            key = self._rows.by_alias(alias, period_id)
-            if key is None:
-                raise KeyDestroyedError("the subject's key is destroyed; skip the trace")
-            self._subjects.put((alias, period_id), key, deadline_s=record.destroy_at_s, mark=mark)
-        return key
+        return self.at(period_id).subject_key(alias)
 
     def sweep(self) -> None:
         """Forget expired keys. An idle process calls this now and then."""
-        for cache in (self._records, self._privates, self._subjects):
-            cache.sweep()
+        self._kept.sweep()
 
     def close(self) -> None:
         """Close the keyring's file."""
         self._db.close()
+
+
+class PeriodKeys:
+    """What opens the traces of one period, for the moment: ask `JobKeys.at` for every trace.
+
+    `record` is the verified record of the period, which was alive then. Every method raises
+    KeyDestroyedError where its key is gone.
+    """
+
+    __slots__ = ("_keys", "_mark", "record")
+
+    def __init__(self, keys: JobKeys, record: PeriodRecord, mark: int) -> None:
+        self._keys = keys
+        self._mark = mark
+        self.record = record
+
+    def private_key(self) -> bytes:
+        """The period's private key, 96 bytes."""
+        keys = self._keys
+        return self._kept(
+            "private", lambda: period_rows.private_key(keys._db, keys._period_kek, self.record)
+        )
+
+    def share(self, encapsulation: bytes, info: bytes) -> bytes:
+        """The node share in an encapsulation; EnvelopeError where they do not belong together."""
+        return self._kept(
+            (encapsulation, info),
+            lambda: period_keys.open_share(self.private_key(), encapsulation, info),
+        )
+
+    def subject_key(self, alias: bytes) -> bytes:
+        """The 32-byte key of the subject behind an alias."""
+        return self._kept(
+            alias, lambda: self._keys._rows.by_alias(alias, self.record.period_id), "subject"
+        )
+
+    def _kept(
+        self, name: Hashable, load: Callable[[], bytes | None], owner: str = "period"
+    ) -> bytes:
+        kept, place = self._keys._kept, (self.record.period_id, name)
+        key: bytes | None = kept.peek(place)
+        if key is None:
+            key = load()
+            if key is None:
+                raise KeyDestroyedError(f"the {owner}'s key is destroyed; skip the trace")
+            kept.put(place, key, deadline_s=self.record.destroy_at_s, mark=self._mark)
+        return key

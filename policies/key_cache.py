@@ -49,6 +49,10 @@ class KeyCache(Generic[Value]):
     def get(self, key: Hashable) -> Value | None:
         """The value under `key` if it is neither expired nor erased."""
         self.sweep()
+        return self.peek(key)
+
+    def peek(self, key: Hashable) -> Value | None:
+        """The value under `key` as of the last `sweep`; for a caller that has just swept."""
         with self._mutex:
             entry = self._values.get(key)
         return None if entry is None else entry[1]

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 
 from draftkeep.config import Config
+from draftkeep.ingest.kafka_client import KafkaAccess
 from draftkeep.policies.keyring import Keyring
 from draftkeep.serve.engine.engine import Engine
 from draftkeep.serve.engine.lookahead import Speculation
@@ -94,11 +95,22 @@ def open_outbox(
     clock: Callable[[], float],
     on_drop: Callable[[str], None],
 ) -> Outbox | None:
-    """None where nothing is to be captured, or nothing can be. `on_drop` is the emitter's."""
+    """None where nothing is to be captured, or nothing can be. `on_drop` is the emitter's.
+
+    Raises ConfigError where the brokers' password cannot be read.
+    """
     if not config.capture.enabled or keyring is None:
         return None
+    brokers = KafkaAccess.configured(config.kafka) if config.kafka.servers else None
     try:
-        return Outbox.build(config, keyring=keyring, catalog=catalog, clock=clock, on_drop=on_drop)
+        return Outbox.build(
+            config,
+            keyring=keyring,
+            catalog=catalog,
+            brokers=brokers,
+            clock=clock,
+            on_drop=on_drop,
+        )
     except Exception as error:
         _log.error("serving without capture: %s", reason_of(error))
         return None

@@ -6,6 +6,8 @@ import sys
 import traceback
 from datetime import UTC, datetime
 
+from draftkeep.ingest.kafka_client import keep_library_quiet
+
 
 class JsonFormatter(logging.Formatter):
     """Time, level, logger and message, and a record's own `fields` beside them; of an exception
@@ -35,5 +37,6 @@ def log_to_stderr() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    keep_library_quiet()
     # One line a request, with its URL.
     logging.getLogger("httpx").setLevel(logging.WARNING)

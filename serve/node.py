@@ -125,6 +125,8 @@ class Node:
         self.housekeeper.keep()
         self.engine_thread.start()
         self.housekeeper.start()
+        if self._outbox is not None:
+            self._outbox.start()
         self.follower.start()
 
     def drain(self) -> None:
@@ -169,6 +171,7 @@ class Node:
             groups=self.groups.snapshot(),
             tenants=self.limits.usage(),
             capture=self.capture.stats(),
+            spool=None if self._outbox is None else self._outbox.stats(),
         )
 
     def set_speculation(self, mode: Mode, lookahead: int | None) -> int:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from draftkeep.serve.capture import CaptureStats
 from draftkeep.serve.engine.stats import EngineStats
+from draftkeep.serve.outbox import SpoolStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,6 +14,7 @@ class NodeStats:
 
     `target` is the served model's fingerprint. `groups` are the counts of finished requests by
     domain (`GroupCounts`), `tenants` what each tenant used of its limits (`Limits.usage`).
+    `spool` is what waits for Kafka, None where the node's own log is the broker.
     """
 
     target: bytes
@@ -20,3 +22,4 @@ class NodeStats:
     groups: Mapping[str, Mapping[str, int]]
     tenants: Mapping[str, Mapping[str, int]]
     capture: CaptureStats
+    spool: SpoolStats | None

@@ -15,9 +15,9 @@ from sqlalchemy.engine import Connection
 
 from draftkeep.config import MIN_PERIODS_PER_TTL
 from draftkeep.errors import EnvelopeError
-from draftkeep.ingest.header import Header, decode_header
+from draftkeep.ingest.header import Header
 from draftkeep.ingest.log import LogRecord
-from draftkeep.ingest.record import SealedTrace, decode_record, misfit, verify_signature
+from draftkeep.ingest.record import SealedTrace, misfit, read_record, verify_signature
 from draftkeep.policies.retention import effective_deadline
 from draftkeep.store.nodes import Node, load_nodes
 from draftkeep.store.periods import PublishedPeriod, load_periods
@@ -80,8 +80,7 @@ def parse(records: Iterable[LogRecord]) -> tuple[list[Candidate], list[Refused]]
     candidates, refused = [], []
     for source in records:
         try:
-            sealed = decode_record(source.data)
-            header = decode_header(sealed.header)
+            sealed, header = read_record(source.data)
         except EnvelopeError as error:
             refused.append(
                 Refused(source=source, header=None, reason=Refusal.UNREADABLE, detail=str(error))

@@ -9,14 +9,12 @@ import json
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import duckdb
 import pyarrow as pa
 import pyarrow.dataset as ds
-import pyarrow.fs as fs
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
@@ -25,6 +23,7 @@ from draftkeep.store import schema
 from draftkeep.store.audit_views import REPORTS, VIEWS
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.shard import CLEAR_SCHEMA
+from draftkeep.store.storage import Storage
 
 ROW_LIMIT = 10_000
 TIME_LIMIT_S = 10.0
@@ -39,6 +38,7 @@ _TABLES = {
         schema.nodes,
         schema.node_tenants,
         schema.erasures,
+        schema.log_deletions,
         schema.tombstones,
         schema.jobs,
         schema.drafters,
@@ -82,14 +82,14 @@ class AuditSession:
     def __init__(
         self,
         catalog: Catalog,
-        shards_dir: Path,
+        storage: Storage,
         *,
         now_s: float,
         row_limit: int = ROW_LIMIT,
         time_limit_s: float = TIME_LIMIT_S,
     ) -> None:
         self._catalog = catalog
-        self._shards_dir = shards_dir
+        self._storage = storage
         self._now_s = now_s
         self._row_limit = row_limit
         self._time_limit_s = time_limit_s
@@ -149,12 +149,11 @@ class AuditSession:
                 f"_{table.name}": _arrow(connection, table, hidden)
                 for table, hidden in _TABLES.items()
             }
-        names = facts["_shards"].column("name").to_pylist()
-        self._paths = [self._shards_dir / name for name in names]
+        self._names = facts["_shards"].column("name").to_pylist()
         self._connection = duckdb.connect(":memory:")
         for name, table in facts.items():
             self._connection.register(name, table)
-        self._connection.register("_shard_rows", _shard_rows(self._paths))
+        self._connection.register("_shard_rows", _shard_rows(self._storage, self._names))
         self._connection.register("session", pa.table({"now_s": [float(self._now_s)]}))
         for name, select in VIEWS.items():
             self._connection.execute(f"CREATE TEMP VIEW {name} AS {select}")
@@ -177,7 +176,7 @@ class AuditSession:
         )
 
     def _lost_a_shard(self) -> bool:
-        return not all(path.exists() for path in self._paths)
+        return not {file.name for file in self._storage.list()}.issuperset(self._names)
 
 
 def _single_select(sql: str) -> duckdb.Statement:
@@ -216,13 +215,13 @@ def _arrow_type(kind: sa.types.TypeEngine[Any]) -> pa.DataType:
     return pa.string()
 
 
-def _shard_rows(paths: Sequence[Path]) -> ds.Dataset | pa.Table:
-    if not paths:
+def _shard_rows(storage: Storage, names: Sequence[str]) -> ds.Dataset | pa.Table:
+    if not names:
         return CLEAR_SCHEMA.empty_table()
     # With the schema given no file is opened before a query, and no other column exists.
     return ds.FileSystemDataset.from_paths(
-        [str(path.absolute()) for path in paths],
+        [storage.path(name) for name in names],
         schema=CLEAR_SCHEMA,
         format=ds.ParquetFileFormat(),
-        filesystem=fs.LocalFileSystem(),
+        filesystem=storage.filesystem,
     )

@@ -82,6 +82,15 @@ VIEWS = {
             WHERE stone.kind = 'alias' GROUP BY stone.erasure
         ) AS waiting ON waiting.erasure = erasure.id
     """,
+    # What the broker still has of erased subjects, by request and partition. `deleted`: gone, but
+    # a crash of the brokers might still bring it back.
+    "log_deletions": """
+        SELECT request, cluster, name, topic, partition, up_to, requested_s, deleted_s, attempts,
+               settled_s,
+               coalesce(outcome, CASE WHEN deleted_s IS NULL THEN 'owed' ELSE 'deleted' END)
+                 AS state
+        FROM _log_deletions
+    """,
     "tombstones": """
         SELECT kind, lower(hex(value)) AS value, lower(hex(period_id)) AS period_id, tenant,
                lower(hex(erasure)) AS erasure, at_s
@@ -107,7 +116,7 @@ VIEWS = {
     """,
     "drops": "SELECT source, reason, hour_s, count FROM _drops",
     "gaps": "SELECT cluster, topic, partition, first, next, seen_s FROM _gaps",
-    "offsets": "SELECT cluster, topic, partition, next, changed_s FROM _offsets",
+    "offsets": "SELECT cluster, name, topic, partition, next, changed_s FROM _offsets",
     "dead_letters": """
         SELECT reason, detail, lower(hex(sha256)) AS sha256, count, tenant,
                lower(hex(alias)) AS alias, cluster, topic, partition, "offset", seen_s, expiry_s
@@ -125,6 +134,28 @@ REPORTS = {
         FROM traces GROUP BY tenant, domain ORDER BY tenant, domain
     """,
     "erasures": "SELECT * FROM erasures ORDER BY planned_s, id",
+    # One row an erasure, and one without an erasure for each request that traces made which came
+    # from a node after theirs. `not asked`: no compactor has taken it up, or the policy is never.
+    "log_deletions": """
+        SELECT lower(hex(erasure.id)) AS erasure, erasure.tenant,
+               CASE WHEN erasure.state = 'planned' THEN 'not done'
+                    WHEN request IS NULL AND erasure.log_request IS NULL THEN 'not asked'
+                    WHEN owed > 0 THEN 'owed' WHEN deleted > 0 THEN 'deleted' ELSE 'settled'
+               END AS state,
+               coalesce(owed, 0) AS owed, coalesce(deleted, 0) AS deleted,
+               coalesce(verified, 0) AS verified, coalesce(topic_gone, 0) AS topic_gone,
+               erasure.keys_destroyed_s, requested_s,
+               CASE WHEN owed + deleted = 0 THEN settled_s END AS settled_s
+        FROM _erasures AS erasure FULL JOIN (
+            SELECT request, min(requested_s) AS requested_s, max(settled_s) AS settled_s,
+                   count(*) FILTER (WHERE state = 'owed') AS owed,
+                   count(*) FILTER (WHERE state = 'deleted') AS deleted,
+                   count(*) FILTER (WHERE state = 'verified') AS verified,
+                   count(*) FILTER (WHERE state = 'topic gone') AS topic_gone
+            FROM log_deletions GROUP BY request
+        ) AS asked ON asked.request = erasure.log_request
+        ORDER BY coalesce(requested_s, erasure.planned_s), erasure
+    """,
     "drafters": """
         SELECT drafter.digest, drafter.scope, drafter.status, drafter.signed, drafter.parent,
                count(DISTINCT lineage.alias) AS aliases,

@@ -8,7 +8,6 @@ another than was listed, stays and is reported.
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -23,32 +22,33 @@ from draftkeep.store.influence import clear_channels, quarantine_with_descendant
 from draftkeep.store.offsets import locate
 from draftkeep.store.rewriter import random_serial, rewrite_erased
 from draftkeep.store.schema import drafters, tombstones
+from draftkeep.store.storage import Storage
 from draftkeep.store.sweeper import GRACE_S, Sweeper
 
 
 def check_catalog(
     catalog: Catalog,
-    directory: Path,
+    storage: Storage,
     *,
     logs: Sequence[Log],
     now_s: float,
     grace_s: float = GRACE_S,
     digests: bool = True,
 ) -> list[Finding]:
-    """Ask every rule; the findings say which hold. `directory` is where the shards lie.
+    """Ask every rule; the findings say which hold. `storage` is where the shards lie.
 
     `logs` are those whose stored offset is compared with what the log holds. `digests` reads
     every file.
     """
     with catalog.read() as connection:
         findings = [_database(connection), *check_rules(connection, now_s)]
-    findings += check_files(catalog, directory, now_s=now_s, grace_s=grace_s, digests=digests)
+    findings += check_files(catalog, storage, now_s=now_s, grace_s=grace_s, digests=digests)
     return [*findings, _logs(catalog, logs)]
 
 
 def repair_catalog(
     catalog: Catalog,
-    directory: Path,
+    storage: Storage,
     findings: Iterable[Finding],
     *,
     now_s: float,
@@ -61,9 +61,9 @@ def repair_catalog(
     if Repair.REWRITE in chores:
         # Another process replaced a shard, or its file is gone: the next check says which.
         with suppress(ConflictError):
-            rewrite_erased(catalog, directory, now_s=now_s, new_serial=random_serial)
+            rewrite_erased(catalog, storage, now_s=now_s, new_serial=random_serial)
     if Repair.SWEEP in chores:
-        Sweeper(catalog, directory, clock=lambda: now_s, grace_s=grace_s).run_once()
+        Sweeper(catalog, storage, clock=lambda: now_s, grace_s=grace_s).run_once()
 
 
 def _finish_erasures(catalog: Catalog, now_s: float) -> None:

@@ -1,7 +1,6 @@
 """What must hold between the catalog's shard rows and the files: there, whole, and all of them."""
 
 import hashlib
-from pathlib import Path
 
 import sqlalchemy as sa
 
@@ -11,8 +10,10 @@ from draftkeep.store.check_rules import Finding, Repair, examples
 from draftkeep.store.schema import shards, trace_ids
 from draftkeep.store.shard import read_keys
 from draftkeep.store.shard_rows import ShardRow, list_shards
+from draftkeep.store.storage import Storage
 from draftkeep.store.sweeper import find_orphans
 
+_CHUNK_BYTES = 1024**2
 _MISSING = "every listed file is there"
 _SIZE = "every file has the size it was listed with"
 _DIGEST = "every file has the digest it was listed with"
@@ -27,7 +28,7 @@ _REMEDIES = {
 
 
 def check_files(
-    catalog: Catalog, directory: Path, *, now_s: float, grace_s: float, digests: bool
+    catalog: Catalog, storage: Storage, *, now_s: float, grace_s: float, digests: bool
 ) -> list[Finding]:
     """Compare every listed shard with its file, and every file with the list.
 
@@ -37,34 +38,43 @@ def check_files(
     broken: dict[str, list[str]] = {rule: [] for rule in rules}
     with catalog.read() as connection:
         listed = list_shards(connection)
+    sizes = {file.name: file.size_bytes for file in storage.list()}
     for shard in listed:
-        rule = _broken_rule(catalog, directory, shard, digests)
+        rule = _broken_rule(catalog, storage, shard, sizes.get(shard.name), digests)
         # A shard that was replaced since it was listed breaks no rule.
         if rule is not None and _is_listed(catalog, shard):
             broken[rule].append(shard.name)
     found = [_finding(rule, names, _REMEDIES[rule], Repair.NONE) for rule, names in broken.items()]
-    orphans = find_orphans(catalog, directory, before_s=now_s - grace_s)
+    orphans = find_orphans(catalog, storage, before_s=now_s - grace_s)
     rule = "every file past its grace is listed"
     return [*found, _finding(rule, orphans, "run draftkeep compact, or repair", Repair.SWEEP)]
 
 
-def _broken_rule(catalog: Catalog, directory: Path, shard: ShardRow, digests: bool) -> str | None:
+def _broken_rule(
+    catalog: Catalog, storage: Storage, shard: ShardRow, size_bytes: int | None, digests: bool
+) -> str | None:
     """The first rule that this shard's file breaks; the later ones say nothing of it then."""
-    path = directory / shard.name
+    if size_bytes != shard.size_bytes:
+        return _MISSING if size_bytes is None else _SIZE
+    if not digests:
+        return None
     try:
-        if path.stat().st_size != shard.size_bytes:
-            return _SIZE
-        if not digests:
-            return None
-        with path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").digest() != shard.sha256:
-                return _DIGEST
-        return None if read_keys(path) == _known(catalog, shard) else _TRACES
+        if _digest(storage, shard.name) != shard.sha256:
+            return _DIGEST
+        return None if read_keys(storage, shard.name) == _known(catalog, shard) else _TRACES
     except FileNotFoundError:
         return _MISSING
     except StoreError:
         # The bytes that were listed, and yet no shard of a format this version reads.
         return _TRACES
+
+
+def _digest(storage: Storage, name: str) -> bytes:
+    digest = hashlib.sha256()
+    with storage.open(name) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.digest()
 
 
 def _known(catalog: Catalog, shard: ShardRow) -> frozenset[tuple[bytes, str]]:

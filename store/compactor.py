@@ -7,10 +7,10 @@ leaves at worst files the catalog does not know, which the sweeper removes, and 
 still holds, which the next run reads again.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -30,21 +30,31 @@ from draftkeep.store.admission import (
 from draftkeep.store.catalog import CHUNK, Catalog
 from draftkeep.store.database import insert_many
 from draftkeep.store.dead_letters import add_dead_letters
+from draftkeep.store.deletion_rows import note_erased
 from draftkeep.store.drops import add_drops
 from draftkeep.store.offsets import LogOffset, advance, locate, note_gaps
 from draftkeep.store.ownership import claim
 from draftkeep.store.schema import trace_ids
-from draftkeep.store.shard import ShardFile, write_shard
+from draftkeep.store.shard import ShardFile
 from draftkeep.store.shard_rows import add_shard, require_present
+from draftkeep.store.shard_writer import write_shard
+from draftkeep.store.storage import Storage
 
 LIMIT_RECORDS = 4096
 LIMIT_BYTES = 64 * 1024**2
 _ATTEMPTS = 5
+# What an honest node and a sound broker never send.
+_ALARMING = frozenset({Refusal.CONFLICT, Refusal.BAD_SIGNATURE, Refusal.UNKNOWN_NODE})
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactReport:
-    """What one run did. `dead` and `counted` are by reason; `gaps` are [first, next) offsets."""
+    """What one run did. `dead` and `counted` are by reason; `gaps` are [first, next) offsets.
+
+    `lag` is how many offsets the log was ahead of `next_offset` when the run began.
+    """
 
     read: int
     stored: int
@@ -54,6 +64,12 @@ class CompactReport:
     gaps: tuple[tuple[int, int], ...]
     shards: tuple[str, ...]
     next_offset: int
+    lag: int
+
+    @property
+    def lost(self) -> int:
+        """How many offsets the log no longer had when they were due."""
+        return sum(following - first for first, following in self.gaps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,50 +88,57 @@ class Compactor:
     It bounds a trace's `created`, which nothing else rests on: expiry does not. Today's
     configuration does not tell it, since a period shortened yesterday would refuse honest traces
     sealed under the longer one; so the command leaves it None, and the ttl bounds it.
-    `new_serial` draws the unique part of a shard's name. Not for several threads at once; several
-    processes may each have one.
+    `new_serial` draws the unique part of a shard's name. With `free` the log gives up what was
+    committed; a log that others read as well is left alone. Not for several threads at once;
+    several processes may each have one.
     """
 
     def __init__(
         self,
         log: Log,
         catalog: Catalog,
-        shards_dir: Path,
+        storage: Storage,
         *,
         clock: Callable[[], float],
         issuer_public: bytes,
         new_serial: Callable[[], str] = rewriter.random_serial,
         period_s: int | None = None,
+        free: bool = True,
         limit_records: int = LIMIT_RECORDS,
         limit_bytes: int = LIMIT_BYTES,
     ) -> None:
         self._log = log
         self._catalog = catalog
-        self._shards_dir = shards_dir
+        self._storage = storage
         self._clock = clock
         self._issuer_public = issuer_public
         self._new_serial = new_serial
         self._period_s = period_s
+        self._free = free
         self._limit_records = limit_records
         self._limit_bytes = limit_bytes
 
     def run_once(self) -> CompactReport:
         """Move one batch; `read` 0 in the report means that the log has no more.
 
-        Raises ConflictError when another compactor moved this log on meanwhile (start again), and
-        StoreError when the log is not the one that was read before, or the shards in the directory
-        are another catalog's.
+        Raises ConflictError when another compactor moved this log on meanwhile (start again),
+        LogReplacedError when the log is not the one that was read before, and StoreError where log
+        or catalog cannot be used, or the shards in the storage are another catalog's.
         """
-        claim(self._catalog, self._shards_dir)
+        claim(self._catalog, self._storage)
         offset = locate(self._catalog, self._log)
-        records = self._log.read(offset.start, self._limit_records, self._limit_bytes)
+        records = []
+        if offset.start < offset.following:
+            records = self._log.read(offset.start, self._limit_records, self._limit_bytes)
         gaps, following = note_gaps(offset, [record.offset for record in records])
         candidates, unreadable = parse(records)
         if records or gaps:
             plan, files = self._store(candidates, unreadable, offset, gaps, following)
         else:
             plan, files = _Plan(stored=(), refused=(), duplicates=0), ()
-        self._log.free(following)
+        if self._free and offset.first < following:
+            self._log.free(following)
+        self._alarm(offset, gaps, plan)
         reasons = Counter(str(item.reason) for item in plan.refused)
         return CompactReport(
             read=len(records),
@@ -124,21 +147,49 @@ class Compactor:
             counted={name: n for name, n in reasons.items() if name in COUNTED_ONLY},
             dead={name: n for name, n in reasons.items() if name not in COUNTED_ONLY},
             gaps=tuple(gaps),
-            shards=tuple(file.path.name for file in files),
+            shards=tuple(file.name for file in files),
             next_offset=following,
+            lag=max(0, offset.following - following),
         )
+
+    def _alarm(self, offset: LogOffset, gaps: list[tuple[int, int]], plan: _Plan) -> None:
+        """Say what is committed and needs a person: records that are lost, or that lie."""
+        for first, following in gaps:
+            _log.error(
+                "LOST: partition %d of %s no longer has the offsets %d to %d (%d), which were not "
+                "compacted; its retention is too short, or somebody deleted records",
+                offset.identity[2],
+                offset.name,
+                first,
+                following - 1,
+                following - first,
+            )
+        alarming = Counter(str(item.reason) for item in plan.refused if item.reason in _ALARMING)
+        for reason, count in sorted(alarming.items()):
+            _log.error(
+                "partition %d of %s has %d records that no honest node writes: %s; they are kept "
+                "as dead letters",
+                offset.identity[2],
+                offset.name,
+                count,
+                reason,
+            )
+
+    def close(self) -> None:
+        """Close the log. Harmless when repeated."""
+        self._log.close()
 
     def rewrite_erased(self) -> rewriter.RewriteReport:
         """Remove the bytes of erased traces, and of those past a shortened deadline."""
         return rewriter.rewrite_erased(
-            self._catalog, self._shards_dir, now_s=self._clock(), new_serial=self._new_serial
+            self._catalog, self._storage, now_s=self._clock(), new_serial=self._new_serial
         )
 
     def merge(self, target_bytes: int) -> rewriter.RewriteReport:
         """Join shards under `target_bytes` of one bucket and target into larger ones."""
         return rewriter.merge(
             self._catalog,
-            self._shards_dir,
+            self._storage,
             target_bytes=target_bytes,
             now_s=self._clock(),
             new_serial=self._new_serial,
@@ -205,8 +256,8 @@ class Compactor:
         return [
             (
                 write_shard(
-                    self._shards_dir,
-                    [item.sealed for item in items],
+                    self._storage,
+                    [(item.header, item.sealed) for item in items],
                     bucket=bucket_s,
                     target=target,
                     serial=self._new_serial(),
@@ -237,6 +288,9 @@ class Compactor:
         add_dead_letters(connection, dead, identity=offset.identity, now_s=now_s)
         counted = Counter(str(item.reason) for item in plan.refused if item.reason in COUNTED_ONLY)
         add_drops(connection, "compactor", counted, now_s)
+        erased = [item.source.offset for item in plan.refused if item.reason is Refusal.ERASED]
+        if erased:
+            note_erased(connection, offset.identity, max(erased) + 1)
 
 
 def _trace_row(item: Candidate, shard_id: int) -> dict[str, Any]:
@@ -285,4 +339,4 @@ def _discard(files: list[tuple[ShardFile, list[Candidate]]]) -> None:
     # Only after a transaction that certainly did not commit: an unknown outcome leaves the files
     # to the sweeper, which asks the catalog.
     for file, _ in files:
-        file.path.unlink(missing_ok=True)
+        file.remove()

@@ -32,6 +32,9 @@ _SILENT_S = 120.0
 _CONNECT_S = 10
 # What a commit of a batch touches of the indexes must fit, or pages are written twice.
 _CACHE_KB = 65536
+# When SQLite moves pages from its write-ahead log into the file, 32 MiB. A batch touches more than
+# SQLite's own 1,000 pages, with which every commit would write its pages twice.
+_WAL_PAGES = 8192
 _WRITERS_LOCK = int.from_bytes(b"draftkee", "big")
 _BUSY = "55P03"
 _ROLLED_BACK = frozenset({"40001", "40P01"})
@@ -192,6 +195,7 @@ def _on_sqlite_connect(connection: Any, _record: object) -> None:
     cursor.execute("PRAGMA synchronous = FULL")
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.execute(f"PRAGMA cache_size = -{_CACHE_KB}")
+    cursor.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
     cursor.close()
 
 

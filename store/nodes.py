@@ -82,3 +82,23 @@ def node_public(catalog: Catalog, name: str) -> bytes | None:
     """The key that verifies a stored trace of this node, revoked or not; None if unknown."""
     with catalog.read() as connection:
         return connection.scalar(sa.select(nodes.c.public_key).where(nodes.c.name == name))
+
+
+class NodePublicKeys:
+    """`node_public` for whoever reads many traces: asks the catalog once for each node.
+
+    What it found stays right, since a name belongs to one key for ever. Thread-safe.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._found: dict[str, bytes] = {}
+
+    def __call__(self, name: str) -> bytes | None:
+        """As `node_public`."""
+        public = self._found.get(name)
+        if public is None:
+            public = node_public(self._catalog, name)
+            if public is not None:
+                self._found[name] = public
+        return public

@@ -6,26 +6,26 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from draftkeep.errors import ConflictError, StoreError
+from draftkeep.errors import ConflictError, LogReplacedError, StoreError
 from draftkeep.ingest.log import Log
 from draftkeep.store.catalog import Catalog, insert
 from draftkeep.store.schema import gaps, offsets
-
-_FORGET = "call draftkeep.store.offsets.forget_offsets(catalog, cluster) from Python"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOffset:
     """Where the next read of a log starts.
 
-    `stored` is the catalog's next offset, None for a log it has not met. `first` and `following`
-    are the log's own bounds. `start` is where reading goes on.
+    `name` is the topic's name, empty where nobody knows it. `stored` is the catalog's next offset,
+    None for a log it has not met. `first` and `following` are the log's own bounds. `start` is
+    where reading goes on.
     """
 
     identity: tuple[str, str, int]
     stored: int | None
     first: int
     following: int
+    name: str = ""
 
     @property
     def expected(self) -> int:
@@ -38,39 +38,53 @@ class LogOffset:
         return max(self.expected, self.first)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredOffset:
+    """How far one partition of a topic was read, as the catalog has it."""
+
+    name: str
+    cluster: str
+    topic: str
+    partition: int
+    next: int
+
+
 def locate(catalog: Catalog, log: Log) -> LogOffset:
     """Where to go on reading this log.
 
-    Raises StoreError when the cluster's partition was read under another topic id, and when the
-    log ends below the stored offset: it is then not the log it was, and reading on would lose
-    or skip records silently.
+    Raises LogReplacedError when a topic of this name was read under another id, and when the log
+    ends below the stored offset: it is then not the log it was, and reading on would lose or skip
+    records silently.
     """
     identity = cluster, topic, partition = log.identity()
     row = offsets.c
+    same = sa.or_(row.topic == topic, row.name.in_((log.name, "")))
+    query = sa.select(row.topic, row.partition, row.next).where(row.cluster == cluster, same)
     with catalog.read() as connection:
-        known = {
-            item.topic: item.next
-            for item in connection.execute(
-                sa.select(row.topic, row.next).where(
-                    row.cluster == cluster, row.partition == partition
-                )
-            )
-        }
+        known = {(found.topic, found.partition): found.next for found in connection.execute(query)}
     first, following = log.bounds()
-    if known and topic not in known:
-        raise StoreError(
-            f"the log of cluster {cluster}, partition {partition} has topic id {topic}, expected "
-            f"{sorted(known)}: the topic was deleted and made again; if what it held is "
-            f"not needed, drop its stored offset: {_FORGET}"
+    others = {found for found, _ in known} - {topic}
+    if others:
+        raise LogReplacedError(
+            f"topic {log.name} has id {topic}, expected {', '.join(sorted(others))}, under which "
+            "it was read before: it was deleted and made again, and what was not compacted by "
+            f"then is lost. To read the one that is there from its start: {_remedy(log.name)}"
         )
-    stored = known.get(topic)
+    stored = known.get((topic, partition))
     if stored is not None and following < stored:
-        raise StoreError(
-            f"the log of cluster {cluster} ends at offset {following}, below the stored {stored}: "
-            "it was restored from an older copy; to read it from the start, drop its stored "
-            f"offset: {_FORGET}"
+        raise LogReplacedError(
+            f"partition {partition} of {log.name} ends at offset {following}, below the stored "
+            f"{stored}: it was restored from an older copy, or brokers lost records that they had "
+            "acknowledged. To read it from its start, where traces that are stored already are "
+            f"recognised: {_remedy(log.name)}"
         )
-    return LogOffset(identity=identity, stored=stored, first=first, following=following)
+    return LogOffset(
+        identity=identity, stored=stored, first=first, following=following, name=log.name
+    )
+
+
+def _remedy(name: str) -> str:
+    return f"draftkeep catalog forget-log {name}"
 
 
 def note_gaps(offset: LogOffset, read: Sequence[int]) -> tuple[list[tuple[int, int]], int]:
@@ -109,7 +123,7 @@ def advance(
     if offset.stored is None:
         moved = (
             insert(connection, offsets)
-            .values(**key, next=following, changed_s=now_s)
+            .values(**key, next=following, changed_s=now_s, name=offset.name)
             .on_conflict_do_nothing()
             .returning(row.next)
         )
@@ -122,7 +136,7 @@ def advance(
                 row.partition == partition,
                 row.next == offset.stored,
             )
-            .values(next=following, changed_s=now_s)
+            .values(next=following, changed_s=now_s, name=offset.name)
             .returning(row.next)
         )
     if connection.execute(moved).first() is None:
@@ -133,11 +147,26 @@ def advance(
         connection.execute(sa.insert(gaps).values(**key, first=first, next=after, seen_s=now_s))
 
 
-def forget_offsets(catalog: Catalog, cluster: str) -> int:
-    """Drop every stored offset of a cluster; the operator's answer to a replaced log.
+def stored_offsets(catalog: Catalog, name: str) -> list[StoredOffset]:
+    """What is stored of the topic of this name or id, in order; empty where it was never read."""
+    row = offsets.c
+    query = sa.select(row.name, row.cluster, row.topic, row.partition, row.next).where(
+        _called(name)
+    )
+    with catalog.read() as connection:
+        found = connection.execute(query.order_by(row.cluster, row.topic, row.partition))
+        return [StoredOffset(**line._mapping) for line in found]
+
+
+def forget_log(catalog: Catalog, name: str) -> int:
+    """Drop the stored offsets of a topic, and nothing else: what to do about a replaced one.
 
     The next run starts at what the log still holds, and trace ids keep duplicates out. Returns
     how many were dropped.
     """
     with catalog.begin() as connection:
-        return connection.execute(sa.delete(offsets).where(offsets.c.cluster == cluster)).rowcount
+        return connection.execute(sa.delete(offsets).where(_called(name))).rowcount
+
+
+def _called(name: str) -> sa.ColumnElement[bool]:
+    return sa.or_(offsets.c.name == name, offsets.c.topic == name)

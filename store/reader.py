@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import sqlalchemy as sa
 
@@ -15,6 +14,7 @@ from draftkeep.store.periods import load_periods
 from draftkeep.store.schema import shards, trace_ids
 from draftkeep.store.shard import read_shard
 from draftkeep.store.shard_rows import ShardRow, list_shards
+from draftkeep.store.storage import Storage
 from draftkeep.store.tombstones import erased_traces
 
 _Key = tuple[bytes, str]
@@ -30,7 +30,7 @@ class _Facts:
 
 def iter_sealed(
     catalog: Catalog,
-    shards_dir: Path,
+    storage: Storage,
     *,
     tenants: Collection[str] | None,
     target: bytes | None,
@@ -63,7 +63,7 @@ def iter_sealed(
             try:
                 if facts is not None:
                     keep = _keeper(facts, int(not_after_s), given)
-                    yield from read_shard(shards_dir / shard.name, tenants=tenants, keep=keep)
+                    yield from read_shard(storage, shard.name, tenants=tenants, keep=keep)
                     finished.add(shard.id)
                     continue
             except FileNotFoundError:

@@ -7,17 +7,15 @@ Inputs are unlinked after that. No copy of what was removed is kept.
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from draftkeep import files
 from draftkeep.errors import ConflictError
-from draftkeep.ingest.header import Header
 from draftkeep.store.catalog import CHUNK, Catalog
 from draftkeep.store.schema import periods, shards, trace_ids
-from draftkeep.store.shard import ShardFile, read_shard, write_shard
+from draftkeep.store.shard import ShardFile
+from draftkeep.store.shard_merge import merge_tables
 from draftkeep.store.shard_rows import (
     ShardRow,
     add_shard,
@@ -26,9 +24,14 @@ from draftkeep.store.shard_rows import (
     remove_shards,
     require_present,
 )
+from draftkeep.store.shard_writer import write_tables
+from draftkeep.store.storage import Storage
 from draftkeep.store.tombstones import erased_shards, erased_traces
 
 _Key = tuple[bytes, str]
+# A merge holds a few row groups of every input; what is left over is for the next one.
+_MERGE_INPUTS = 16
+_MERGE_RATIO = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +58,7 @@ def random_serial() -> str:
 
 
 def rewrite_erased(
-    catalog: Catalog, directory: Path, *, now_s: float, new_serial: Callable[[], str]
+    catalog: Catalog, storage: Storage, *, now_s: float, new_serial: Callable[[], str]
 ) -> RewriteReport:
     """Rewrite every shard that holds an erased row or one past a shortened deadline.
 
@@ -69,20 +72,23 @@ def rewrite_erased(
             connection, sa.or_(shards.c.id.in_(erased_shards()), shards.c.id.in_(past))
         )
     report = RewriteReport()
-    for shard in _present(directory, inputs):
-        report += _replace(catalog, directory, [shard], now_s=now_s, serial=new_serial())
+    for shard in _present(storage, inputs):
+        report += _replace(catalog, storage, [shard], now_s=now_s, serial=new_serial())
     return report
 
 
 def merge(
     catalog: Catalog,
-    directory: Path,
+    storage: Storage,
     *,
     target_bytes: int,
     now_s: float,
     new_serial: Callable[[], str],
 ) -> RewriteReport:
     """Join shards smaller than `target_bytes`, within one bucket and target only.
+
+    A large one waits until there are small ones of half its size, so that a trace is copied a
+    number of times that grows with the logarithm of what is stored, not with every batch.
 
     Raises ConflictError like `rewrite_erased`.
     """
@@ -91,27 +97,31 @@ def merge(
             connection, shards.c.bytes < target_bytes, shards.c.bucket_s > int(now_s)
         )
     report = RewriteReport()
-    for group in _groups(_present(directory, small), target_bytes):
-        report += _replace(catalog, directory, group, now_s=now_s, serial=new_serial())
+    for group in _groups(_present(storage, small), target_bytes):
+        report += _replace(catalog, storage, group, now_s=now_s, serial=new_serial())
     return report
 
 
-def _present(directory: Path, inputs: Sequence[ShardRow]) -> list[ShardRow]:
+def _present(storage: Storage, inputs: Sequence[ShardRow]) -> list[ShardRow]:
     """Those whose file is there: a lost one, which the sweeper reports, must not stop the rest."""
-    return [shard for shard in inputs if (directory / shard.name).exists()]
+    return [shard for shard in inputs if storage.exists(shard.name)]
 
 
 def _groups(small: Sequence[ShardRow], target_bytes: int) -> list[list[ShardRow]]:
-    """Runs of at least two shards, each run of about `target_bytes` at most."""
+    """Runs of at least two shards, each run of about `target_bytes` at most, small ones first."""
     families: dict[tuple[int, bytes], list[ShardRow]] = {}
     for shard in small:
         families.setdefault((shard.bucket_s, shard.target), []).append(shard)
     groups = []
     for family in families.values():
         group: list[ShardRow] = []
-        for shard in family:
-            size_bytes = sum(item.size_bytes for item in group) + shard.size_bytes
-            if len(group) == CHUNK or (group and size_bytes > target_bytes):
+        for shard in sorted(family, key=lambda item: (item.size_bytes, item.id)):
+            joined_bytes = sum(item.size_bytes for item in group)
+            if group and (
+                len(group) == _MERGE_INPUTS
+                or joined_bytes + shard.size_bytes > target_bytes
+                or shard.size_bytes > _MERGE_RATIO * joined_bytes
+            ):
                 groups.append(group)
                 group = []
             group.append(shard)
@@ -120,22 +130,20 @@ def _groups(small: Sequence[ShardRow], target_bytes: int) -> list[list[ShardRow]
 
 
 def _replace(
-    catalog: Catalog, directory: Path, inputs: Sequence[ShardRow], *, now_s: float, serial: str
+    catalog: Catalog, storage: Storage, inputs: Sequence[ShardRow], *, now_s: float, serial: str
 ) -> RewriteReport:
     ids = [shard.id for shard in inputs]
     with catalog.read() as connection:
         dead = _dead_keys(connection, ids, now_s)
-    file = _copy(directory, inputs, dead, serial)
+    file = _copy(storage, inputs, dead, serial)
     try:
         with catalog.begin(shared=True) as connection:
             _swap(connection, inputs, file, dead, now_s)
     except ConflictError:
         if file is not None:
-            file.path.unlink(missing_ok=True)
+            file.remove()
         raise
-    for shard in inputs:
-        (directory / shard.name).unlink(missing_ok=True)
-    files.sync(directory)
+    storage.remove(shard.name for shard in inputs)
     return RewriteReport(
         replaced=len(inputs),
         written=0 if file is None else 1,
@@ -146,23 +154,17 @@ def _replace(
 
 
 def _copy(
-    directory: Path, inputs: Sequence[ShardRow], dead: set[_Key], serial: str
+    storage: Storage, inputs: Sequence[ShardRow], dead: set[_Key], serial: str
 ) -> ShardFile | None:
-    def alive(header: Header) -> bool:
-        return (header.trace_id, header.node) not in dead
-
+    """The living rows of `inputs` as one file; None where no row lives."""
+    first = inputs[0]
+    tables = merge_tables(storage, [shard.name for shard in inputs], dead=dead)
     try:
-        records = [
-            record for shard in inputs for record in read_shard(directory / shard.name, keep=alive)
-        ]
+        return write_tables(
+            storage, tables, bucket=first.bucket_s, target=first.target, serial=serial
+        )
     except FileNotFoundError:
         raise ConflictError("a shard was replaced by another process; start again") from None
-    if not records:
-        return None
-    first = inputs[0]
-    return write_shard(
-        directory, records, bucket=first.bucket_s, target=first.target, serial=serial
-    )
 
 
 def _swap(

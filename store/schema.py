@@ -3,7 +3,7 @@
     which it is   schema_version, identity
     what exists   shards, trace_ids, offsets, gaps, dead_letters, drops
     who may       nodes, node_tenants, periods
-    what left     tombstones, erasures
+    what left     tombstones, erasures, log_deletions
     what learned  jobs, job_inputs, drafters, lineage, channels
 
 Ids and digests are raw bytes. A column ending in `_s` is Unix time in seconds: a whole number
@@ -26,10 +26,11 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    text,
 )
 
 # The last migration; a change here comes with one.
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 5
 
 # SQLite counts rows by itself only in a column declared exactly INTEGER.
 _ROW_ID = BigInteger().with_variant(Integer, "sqlite")
@@ -84,7 +85,9 @@ trace_ids = Table(
     Index("trace_ids_by_subject", "period_id", "alias"),
 )
 
-# How far each log was read. `next` is the first offset not yet committed.
+# How far each log was read. `next` is the first offset not yet committed. `name` is what people
+# call the topic, empty where a catalog of an earlier version did not say. Below `erased_to`
+# arrived something that had been erased before it did; null where nothing did.
 offsets = Table(
     "offsets",
     metadata,
@@ -93,6 +96,8 @@ offsets = Table(
     Column("partition", Integer, primary_key=True),
     Column("next", BigInteger, nullable=False),
     Column("changed_s", Float, nullable=False),
+    Column("name", Text, nullable=False, server_default=text("''")),
+    Column("erased_to", BigInteger, nullable=True),
 )
 
 # Offsets [first, next) that a log no longer had when they were due to be read.
@@ -187,8 +192,31 @@ erasures = Table(
     Column("drafters_quarantined", Integer, nullable=False),
     Column("channels_moved", Integer, nullable=False),
     Column("jobs_contaminated", Integer, nullable=False),
+    Column("log_request", BigInteger, nullable=True),
     CheckConstraint("state IN ('planned', 'done')", name="erasures_state"),
     Index("erasures_by_subject", "tenant", "subject_ref"),
+)
+
+# What erasures ask of the broker: that the records below `up_to` of a partition are gone. One
+# request is for all erasures that were done when it was made. `deleted_s` is since when they were
+# seen gone without interruption, `attempts` how often they were deleted, and `settled_s` when
+# nothing was owed any more. `topic` is the topic's id.
+log_deletions = Table(
+    "log_deletions",
+    metadata,
+    Column("request", BigInteger, primary_key=True),
+    Column("cluster", Text, primary_key=True),
+    Column("topic", Text, primary_key=True),
+    Column("partition", Integer, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("up_to", BigInteger, nullable=False),
+    Column("requested_s", Float, nullable=False),
+    Column("deleted_s", Float, nullable=True),
+    Column("attempts", Integer, nullable=False),
+    Column("settled_s", Float, nullable=True),
+    Column("outcome", Text, nullable=True),
+    CheckConstraint("outcome IN ('verified', 'topic gone')", name="log_deletions_outcome"),
+    Index("log_deletions_by_state", "settled_s"),
 )
 
 # What must not be read, trained on or stored again. `value` is an alias (with its period), a

@@ -38,26 +38,24 @@ or statistics, everything else with zstd. No column but those of the header is r
 without keys.
 """
 
-import hashlib
-import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from draftkeep import files
 from draftkeep.errors import StoreError
-from draftkeep.ingest.header import FIELD_NAMES, Header, decode_header
+from draftkeep.ingest.header import FIELD_NAMES, Header
 from draftkeep.ingest.record import SealedTrace
+from draftkeep.store.storage import Storage
 
 SHARD_FORMAT = 1
-TEMPORARY_PREFIX = ".tmp-"
-SUFFIX = ".parquet"
+# A row group is what readers and merges hold of a shard at a time.
 ROW_GROUP_ROWS = 512
-_READ_ROWS = 64
+ROW_GROUP_BYTES = 4 * 1024**2
 
 _HEADER_TYPES = {
     "version": pa.uint16(),
@@ -103,104 +101,28 @@ SCHEMA = _schema(_HEADER_TYPES | _SEAL_TYPES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFile:
-    """A shard on disk. `sha256` is the digest of the whole file."""
+    """A shard that was written. `sha256` is the digest of the whole file."""
 
-    path: Path
+    storage: Storage
+    name: str
     bucket_s: int
     target: bytes
     rows: int
     size_bytes: int
     sha256: bytes
 
+    def exists(self) -> bool:
+        """Whether the file is still there."""
+        return self.storage.exists(self.name)
 
-def write_shard(
-    directory: Path,
-    records: Sequence[SealedTrace],
-    *,
-    bucket: int,
-    target: bytes,
-    serial: str,
-) -> ShardFile:
-    """Write records of one expiry (`bucket`, Unix seconds) and target as one durable file.
-
-    `serial` makes the file's name unique for ever: two writers of the same records must never
-    share a file, since the one that loses the commit deletes its own. The file appears under
-    its name only when complete; file and directory are synchronised to disk on return. Raises
-    StoreError when there are no records, and when one is of another target.
-    """
-    if not records:
-        raise StoreError("a shard of no records was asked for; write at least one")
-    table = _table(records, target)
-    directory.mkdir(parents=True, exist_ok=True)
-    name = f"{bucket}-{target.hex()[:8]}-{serial}{SUFFIX}"
-    temporary, path = directory / (TEMPORARY_PREFIX + name), directory / name
-    metadata = {
-        "draftkeep.shard": str(SHARD_FORMAT),
-        "draftkeep.bucket_s": str(bucket),
-        "draftkeep.target": target.hex(),
-    }
-    try:
-        digest, size = _write(table.replace_schema_metadata(metadata), temporary)
-        temporary.rename(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    files.sync(directory)
-    return ShardFile(
-        path=path,
-        bucket_s=bucket,
-        target=target,
-        rows=len(records),
-        size_bytes=size,
-        sha256=digest,
-    )
-
-
-def _table(records: Sequence[SealedTrace], target: bytes) -> pa.Table:
-    ordered = sorted(((decode_header(item.header), item) for item in records), key=_sort_key)
-    columns: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
-    seen: set[bytes] = set()
-    for header, record in ordered:
-        if header.target != target:
-            raise StoreError(
-                f"a record of target {header.target.hex()[:8]} was given for a shard of target "
-                f"{target.hex()[:8]}; group records by target"
-            )
-        for name in FIELD_NAMES:
-            columns[name].append(getattr(header, name))
-        columns["nonce"].append(record.nonce)
-        columns["ciphertext"].append(record.ciphertext)
-        columns["commitment"].append(record.commitment)
-        columns["signature"].append(record.signature)
-        first = header.share_id not in seen
-        columns["encapsulation"].append(record.encapsulation if first else None)
-        seen.add(header.share_id)
-    return pa.table(columns, schema=SCHEMA)
-
-
-def _sort_key(item: tuple[Header, SealedTrace]) -> tuple[str, str, int, bytes, str]:
-    header = item[0]
-    return header.tenant, header.domain or "", header.created_s, header.trace_id, header.node
-
-
-def _write(table: pa.Table, path: Path) -> tuple[bytes, int]:
-    sealed = ("nonce", "ciphertext", "commitment", "signature", "encapsulation")
-    pq.write_table(
-        table,
-        path,
-        row_group_size=ROW_GROUP_ROWS,
-        compression={name: "none" if name in sealed else "zstd" for name in table.column_names},
-        use_dictionary=["tenant", "period_id", "share_id", "target", "tokenizer", "node", "domain"],
-        write_statistics=["tenant", "created_s", "expiry_s", "domain"],
-    )
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        digest = hashlib.file_digest(file, "sha256").digest()
-        return digest, os.fstat(file.fileno()).st_size
+    def remove(self) -> None:
+        """Remove the file; for a writer whose transaction did not commit."""
+        self.storage.remove([self.name])
 
 
 def read_shard(
-    path: Path,
+    storage: Storage,
+    name: str,
     *,
     tenants: Collection[str] | None = None,
     keep: Callable[[Header], bool] | None = None,
@@ -208,33 +130,75 @@ def read_shard(
     """The records of a shard in its order, header bytes rebuilt bit for bit.
 
     `tenants` None means all of them; row groups without one of `tenants` are not read.
-    `keep` decides by the header. Memory is bounded by a few rows and one encapsulation a share,
-    and the file may be unlinked while it is read. Raises FileNotFoundError before the first
-    record, StoreError when the file is not a shard of a known format.
+    `keep` decides by the header. Memory is bounded by one row group and one encapsulation a
+    share. Raises FileNotFoundError before the first record, and on an object store also later
+    where the file was removed meanwhile; StoreError when it is not a shard of a known format.
     """
-    file = _open(path)
-    try:
-        groups = _row_groups(file, tenants)
-        shares = _encapsulations(file)
-        for batch in file.iter_batches(_READ_ROWS, row_groups=groups, use_threads=False):
-            for row in batch.to_pylist():
-                header = Header(**{name: row[name] for name in FIELD_NAMES})
+    with open_shard(storage, name) as file:
+        shares: dict[bytes, bytes] = {}
+        for group in _row_groups(file, tenants):
+            table = file.read_row_group(group, use_threads=False)
+            note_encapsulations(table, shares)
+            for values in zip(*(column.to_pylist() for column in table.columns), strict=True):
+                row = dict(zip(SCHEMA.names, values, strict=True))
+                header = Header(**{field: row[field] for field in FIELD_NAMES})
                 if tenants is not None and header.tenant not in tenants:
                     continue
-                if keep is None or keep(header):
-                    yield _record(header, row, shares)
-    finally:
-        file.close(force=True)
+                if keep is not None and not keep(header):
+                    continue
+                if header.share_id not in shares:
+                    # It lies in a row group that was passed over.
+                    _note_all_encapsulations(file, name, header.share_id, shares)
+                yield _record(header, row, shares)
 
 
-def read_keys(path: Path) -> frozenset[tuple[bytes, str]]:
+def read_keys(storage: Storage, name: str) -> frozenset[tuple[bytes, str]]:
     """Trace id and node of every row. Raises like `read_shard`."""
-    file = _open(path)
-    try:
+    with open_shard(storage, name) as file:
         table = file.read(columns=["trace_id", "node"], use_threads=False)
-    finally:
-        file.close(force=True)
     return frozenset(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+
+@contextmanager
+def open_shard(storage: Storage, name: str) -> Iterator[pq.ParquetFile]:
+    """The open file, known to be a shard of this format. Raises like `read_shard`."""
+    with storage.open(name) as source:
+        try:
+            # One request for a row group, and not one for each of its columns.
+            file = pq.ParquetFile(source, pre_buffer=True)
+        except pa.ArrowInvalid:
+            raise StoreError(
+                f"{name} is not a Parquet file or is cut short; restore it from a copy whose "
+                "SHA-256 is the catalog's, or delete its row"
+            ) from None
+        with file:
+            found = (file.schema_arrow.metadata or {}).get(b"draftkeep.shard")
+            if found != str(SHARD_FORMAT).encode() or file.schema_arrow.names != SCHEMA.names:
+                raise StoreError(
+                    f"{name} is of shard format {found!r}, expected {SHARD_FORMAT}; "
+                    "install the version of draftkeep that wrote it"
+                )
+            yield file
+
+
+def note_encapsulations(table: pa.Table, shares: dict[bytes, bytes]) -> None:
+    """Add the encapsulations that rows of a shard carry to `shares`, by share id."""
+    carried = table.select(["share_id", "encapsulation"]).filter(
+        pc.is_valid(table.column("encapsulation"))
+    )
+    shares.update(zip(*(column.to_pylist() for column in carried.columns), strict=True))
+
+
+def _note_all_encapsulations(
+    file: pq.ParquetFile, name: str, wanted: bytes, shares: dict[bytes, bytes]
+) -> None:
+    table = file.read(columns=["share_id", "encapsulation"], use_threads=False)
+    note_encapsulations(table, shares)
+    if wanted not in shares:
+        raise StoreError(
+            f"{name} has a row without its encapsulation; restore it from a copy whose SHA-256 is "
+            "the catalog's, or delete its row"
+        )
 
 
 def _record(header: Header, row: dict[str, Any], shares: dict[bytes, bytes]) -> SealedTrace:
@@ -246,24 +210,6 @@ def _record(header: Header, row: dict[str, Any], shares: dict[bytes, bytes]) -> 
         signature=row["signature"],
         encapsulation=shares[header.share_id],
     )
-
-
-def _open(path: Path) -> pq.ParquetFile:
-    try:
-        file = pq.ParquetFile(path)
-    except pa.ArrowInvalid:
-        raise StoreError(
-            f"{path.name} is not a Parquet file or is cut short; restore it from a copy whose "
-            "SHA-256 is the catalog's, or delete its row"
-        ) from None
-    found = (file.schema_arrow.metadata or {}).get(b"draftkeep.shard")
-    if found != str(SHARD_FORMAT).encode() or file.schema_arrow.names != SCHEMA.names:
-        file.close(force=True)
-        raise StoreError(
-            f"{path.name} is of shard format {found!r}, expected {SHARD_FORMAT}; "
-            "install the version of draftkeep that wrote it"
-        )
-    return file
 
 
 def _row_groups(file: pq.ParquetFile, tenants: Collection[str] | None) -> list[int]:
@@ -279,12 +225,3 @@ def _row_groups(file: pq.ParquetFile, tenants: Collection[str] | None) -> list[i
         ):
             chosen.append(group)
     return chosen
-
-
-def _encapsulations(file: pq.ParquetFile) -> dict[bytes, bytes]:
-    shares = {}
-    for batch in file.iter_batches(columns=["share_id", "encapsulation"], use_threads=False):
-        for row in batch.to_pylist():
-            if row["encapsulation"] is not None:
-                shares[row["share_id"]] = row["encapsulation"]
-    return shares

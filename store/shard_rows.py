@@ -47,7 +47,7 @@ def add_shard(connection: Connection, file: ShardFile, now_s: float) -> int:
     """List a shard file; returns its id."""
     result = connection.execute(
         sa.insert(shards).values(
-            name=file.path.name,
+            name=file.name,
             format=SHARD_FORMAT,
             bucket_s=file.bucket_s,
             target=file.target,
@@ -79,9 +79,9 @@ def require_present(file: ShardFile) -> None:
     Called inside the write transaction, whose lock the sweeper holds alone while it unlinks: so a
     listed file exists, however long its writer slept between writing and committing.
     """
-    if not file.path.exists():
+    if not file.exists():
         raise ConflictError(
-            f"{file.path.name} was swept before it was committed; start again, and raise the "
+            f"{file.name} was swept before it was committed; start again, and raise the "
             "sweeper's grace_s above the time a batch takes"
         )
 

@@ -6,16 +6,15 @@ that nothing lists, which the next sweep removes.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import sqlalchemy as sa
 
-from draftkeep import files
 from draftkeep.store.catalog import CHUNK, Catalog
 from draftkeep.store.ownership import claim
 from draftkeep.store.schema import dead_letters, shards, trace_ids
-from draftkeep.store.shard import SUFFIX
 from draftkeep.store.shard_rows import list_shards, remove_shards
+from draftkeep.store.storage import Storage
+from draftkeep.store.stored_file import SUFFIX
 
 GRACE_S = 3600.0
 
@@ -35,36 +34,33 @@ class SweepReport:
 class Sweeper:
     """Removes expired shards, orphan files and expired dead letters.
 
-    A file that the catalog does not list is removed once it is `grace_s` older than the clock,
-    by its modification time. That only spares work in progress; safety does not rest on it: the
-    check and the unlink happen under the writers' lock, and a writer that comes to commit
-    afterwards finds its file gone and starts again. Only files named like shards, finished or
-    temporary, are ever touched.
+    A file that the catalog does not list is removed once it is `grace_s` older than the clock, by
+    its modification time as the storage tells it. That only spares work in progress; safety does
+    not rest on it: the check and the removal happen under the writers' lock, and a writer that
+    comes to commit afterwards finds its file gone and starts again. Only files named like shards,
+    finished or temporary, are ever touched.
     """
 
     def __init__(
         self,
         catalog: Catalog,
-        shards_dir: Path,
+        storage: Storage,
         *,
         clock: Callable[[], float],
         grace_s: float = GRACE_S,
     ) -> None:
         self._catalog = catalog
-        self._shards_dir = shards_dir
+        self._storage = storage
         self._clock = clock
         self._grace_s = grace_s
 
     def run_once(self) -> SweepReport:
         """One sweep over everything. Raises StoreError where the shards are another catalog's."""
-        claim(self._catalog, self._shards_dir)
+        claim(self._catalog, self._storage)
         now_s = self._clock()
         names, freed, ids, letters = self._expire(now_s)
-        for name in names:
-            (self._shards_dir / name).unlink(missing_ok=True)
+        self._storage.remove(names)
         orphans = self._remove_orphans(now_s)
-        if names or orphans:
-            files.sync(self._shards_dir)
         return SweepReport(
             shards=len(names),
             bytes_freed=freed,
@@ -90,22 +86,22 @@ class Sweeper:
 
     def _remove_orphans(self, now_s: float) -> int:
         before_s = now_s - self._grace_s
-        suspects = find_orphans(self._catalog, self._shards_dir, before_s=before_s)
+        suspects = find_orphans(self._catalog, self._storage, before_s=before_s)
         removed = 0
         for start in range(0, len(suspects), CHUNK):
             names = suspects[start : start + CHUNK]
             with self._catalog.begin() as connection:
                 query = sa.select(shards.c.name).where(shards.c.name.in_(names))
                 orphans = set(names) - set(connection.scalars(query))
-                for name in orphans:
-                    (self._shards_dir / name).unlink(missing_ok=True)
+                self._storage.remove(orphans)
             removed += len(orphans)
         return removed
 
     def _missing(self) -> tuple[str, ...]:
         with self._catalog.read() as connection:
             listed = list_shards(connection)
-        absent = [item.name for item in listed if not (self._shards_dir / item.name).exists()]
+        present = {file.name for file in self._storage.list()}
+        absent = [item.name for item in listed if item.name not in present]
         if not absent:
             return ()
         # A shard replaced between the two looks is not missing: only what is still listed counts.
@@ -114,20 +110,17 @@ class Sweeper:
         return tuple(name for name in absent if name in still)
 
 
-def find_orphans(catalog: Catalog, directory: Path, *, before_s: float) -> list[str]:
+def find_orphans(catalog: Catalog, storage: Storage, *, before_s: float) -> list[str]:
     """Names of shard files, finished or temporary, older than `before_s` that nothing lists.
 
     Asked outside the writers' lock: a writer may be about to list one.
     """
-    old = [path for path in directory.glob(f"*{SUFFIX}") if _modified_s(path) <= before_s]
+    old = [
+        file.name
+        for file in storage.list()
+        if file.name.endswith(SUFFIX) and file.modified_s <= before_s
+    ]
     with catalog.read() as connection:
         listed = set(connection.scalars(sa.select(shards.c.name)))
-    # A file that was replaced since the directory was read is gone, or goes without help.
-    return sorted(path.name for path in old if path.name not in listed and path.exists())
-
-
-def _modified_s(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return float("inf")
+    # A file that was replaced since the files were listed is gone, or goes without help.
+    return sorted(name for name in old if name not in listed and storage.exists(name))

@@ -10,13 +10,14 @@ from draftkeep.cli.tables import plain_table
 from draftkeep.config import Config
 from draftkeep.store.audit import AuditResult, AuditSession
 from draftkeep.store.catalog import Catalog
+from draftkeep.store.storage import open_storage
 
 
 def ask(config: Config, sql: str) -> AuditResult:
     """Run one SELECT over the audit views of a configuration's state directory."""
     catalog = open_existing(config)
     try:
-        with AuditSession(catalog, config.state_dir / "shards", now_s=time.time()) as session:
+        with AuditSession(catalog, open_storage(config), now_s=time.time()) as session:
             return session.query(sql)
     finally:
         catalog.close()

@@ -14,6 +14,7 @@ from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.store.check import check_catalog, repair_catalog
 from draftkeep.store.check_rules import Finding
 from draftkeep.store.ownership import require_own
+from draftkeep.store.storage import open_storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,20 +32,20 @@ class CheckReport:
 
 def check_store(config: Config, *, repair: bool, digests: bool) -> CheckReport:
     """Check the configured catalog against its files and the embedded log; mend it if asked."""
-    shards = config.state_dir / "shards"
+    storage = open_storage(config)
     log = config.state_dir / "log" / "traces"
     with ExitStack() as stack:
         catalog = open_existing(config)
         stack.callback(catalog.close)
-        require_own(catalog, shards)
+        require_own(catalog, storage)
         logs = [SqliteLog.open_reader(log)] if log.exists() else []
 
         def check() -> list[Finding]:
-            return check_catalog(catalog, shards, logs=logs, now_s=time.time(), digests=digests)
+            return check_catalog(catalog, storage, logs=logs, now_s=time.time(), digests=digests)
 
         found = left = check()
         if repair and any(finding.broken for finding in found):
-            repair_catalog(catalog, shards, found, now_s=time.time())
+            repair_catalog(catalog, storage, found, now_s=time.time())
             left = check()
     return CheckReport(found=found, left=left)
 

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from draftkeep.cli.demo.run import demo
 from draftkeep.cli.doctor import doctor
+from draftkeep.cli.topics import topic_app
 from draftkeep.config import Config, load_config
 from draftkeep.errors import ConfigError, InputError
 
@@ -27,6 +28,7 @@ drafters_app = typer.Typer(help="List drafters, or make the cold one.", no_args_
 app.add_typer(drafters_app, name="drafters")
 catalog_app = typer.Typer(help="Look after the catalog.", no_args_is_help=True)
 app.add_typer(catalog_app, name="catalog")
+app.add_typer(topic_app, name="topic")
 ConfigOption = Annotated[
     Path | None,
     typer.Option("--config", "-c", envvar="DRAFTKEEP_CONFIG", help="Configuration file (TOML)."),
@@ -40,6 +42,23 @@ def serve(config: ConfigOption = None) -> None:
     from draftkeep.serve.runserver import serve as run
 
     run(load_config(config))
+
+
+@app.command()
+def forward(
+    config: ConfigOption = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="End once the log is empty, or at the first failure.")
+    ] = False,
+) -> None:
+    """Move a node's log into Kafka. A serving node does it itself; this is for one that is gone."""
+    from draftkeep.cli.forwarding import forward_forever, forward_once
+
+    settings = load_config(config)
+    if once:
+        Console().print_json(data=forward_once(settings))
+    else:
+        forward_forever(settings)
 
 
 @app.command()
@@ -151,6 +170,26 @@ def catalog_check(
     report = check_store(load_config(config), repair=repair, digests=not sizes_only)
     table_console().print(report_table(report))
     if not report.sound:
+        raise typer.Exit(1)
+
+
+@catalog_app.command("forget-log")
+def catalog_forget_log(
+    name: Annotated[str, typer.Argument(help="The topic's name, or its id.")],
+    config: ConfigOption = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; without, only show it.")] = False,
+) -> None:
+    """Forget how far a log was read, so that it is read from its start. Nothing else is lost.
+
+    For a topic that was deleted and made again, or restored from an older copy.
+    """
+    from draftkeep.cli.forgetting import forget
+    from draftkeep.cli.tables import table_console
+
+    console = table_console()
+    console.print(forget(load_config(config), name, yes=yes))
+    if not yes:
+        console.print("Nothing was forgotten; repeat it with --yes to forget these offsets.")
         raise typer.Exit(1)
 
 

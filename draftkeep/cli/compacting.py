@@ -1,81 +1,200 @@
-"""One pass of everything that moves or removes bytes, and the loop around it. Needs no key."""
+"""Compacting from the command line: logs to shards, then everything that removes bytes.
 
+Needs no key. With Kafka `--every` joins a consumer group, and of its members one keeps house.
+"""
+
+import logging
+import threading
 import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 
+from draftkeep.cli.housekeeping import keep_house
+from draftkeep.cli.stopping import stop_event
 from draftkeep.config import Config
-from draftkeep.distill.resume import drop_contaminated
-from draftkeep.errors import ConfigError
+from draftkeep.errors import ConfigError, LogReplacedError, StoreError
+from draftkeep.ingest.kafka_client import KafkaAccess
+from draftkeep.ingest.kafka_group import KafkaGroup, topic_partitions
+from draftkeep.ingest.kafka_log import KafkaLog
+from draftkeep.ingest.log import Log
 from draftkeep.ingest.sqlite_log import SqliteLog
+from draftkeep.serve.logs import log_to_stderr
 from draftkeep.store.anchors import ISSUER, read_anchor
 from draftkeep.store.catalog import Catalog
-from draftkeep.store.compactor import Compactor, CompactReport
-from draftkeep.store.sweeper import Sweeper
+from draftkeep.store.compactor import Compactor
+from draftkeep.store.compactor_group import CompactorGroup, Patience, Round, keeps_house, totals
+from draftkeep.store.log_deletions import carry_out
+from draftkeep.store.ownership import claim
+from draftkeep.store.storage import Storage, open_storage
 
-# Small enough to rewrite quickly after an erasure, large enough for good compression.
-TARGET_SHARD_BYTES = 128 * 1024**2
+# A round ends after so long (or `--every`, where that is more), so that a backlog keeps nobody
+# from keeping house.
+_ROUND_S = 60.0
+_JOINING_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """What is compacted, and by what."""
+
+    config: Config
+    catalog: Catalog
+    storage: Storage
+    compactors: CompactorGroup
+    partitions: Callable[[], Collection[int]]
+
+    def keep_house(self) -> dict[str, int]:
+        """See `keep_house`; and what the broker has that it should not have any more."""
+        kept = keep_house(self.catalog, self.storage, self.config.state_dir, clock=time.time)
+        kafka = self.config.kafka
+        if kafka.servers:
+            access = KafkaAccess.configured(kafka)
+            report = carry_out(
+                self.catalog,
+                access,
+                kafka.topic,
+                policy=kafka.delete_records,
+                now_s=time.time(),
+            )
+            kept["log_deletions"] = report.deleted
+            kept["log_deletions_undone"] = report.undone
+            kept["log_deletions_settled"] = report.verified + report.topic_gone
+        return kept
 
 
 def compact_once(config: Config) -> dict[str, Any]:
-    """Read the log to its end, rewrite erased rows, merge, sweep shards and checkpoints."""
-    issuer_public = read_anchor(config.state_dir, ISSUER)
-    catalog = Catalog.configured(config)
-    log = SqliteLog.open_reader(config.state_dir / "log" / "traces")
-    shards = config.state_dir / "shards"
-    try:
-        compactor = Compactor(
-            log,
-            catalog,
-            shards,
-            clock=time.time,
-            issuer_public=issuer_public,
-        )
-        reports = [compactor.run_once()]
-        while reports[-1].read:
-            reports.append(compactor.run_once())
-        rewritten = compactor.rewrite_erased()
-        compactor.merge(TARGET_SHARD_BYTES)
-        swept = Sweeper(catalog, shards, clock=time.time).run_once()
-        checkpoints = drop_contaminated(catalog, config.state_dir / "jobs")
-    finally:
-        log.close()
-        catalog.close()
-    return {
-        **_totals(reports),
-        "rows_rewritten_away": rewritten.rows_removed,
-        "shards_expired": swept.shards,
-        "orphans_removed": swept.orphans,
-        "checkpoints_removed": checkpoints,
-    }
+    """Read every partition to its end, rewrite erased rows, merge, sweep shards and checkpoints.
+
+    Takes all partitions without joining the group: beside compactors that run, whoever commits
+    first wins, and nobody's partitions are taken away.
+    """
+    _log_to_stderr()
+    with _opened(config, join=False) as work:
+        done = work.compactors.run_round(work.partitions)
+        done.require_success()
+        return _line(done, work.keep_house())
 
 
 def compact_forever(config: Config, *, every_s: float) -> None:
-    """Compact until interrupted, one line of counts whenever there was something to do."""
+    """Compact until SIGTERM or Ctrl-C, one line of counts whenever there was something to do."""
+    _log_to_stderr()
     console = Console()
+    with stop_event() as stop, ExitStack() as stack:
+        work = _wait_for_work(config, stack, console, stop, every_s)
+        patience = Patience()
+        while work is not None and not stop.is_set():
+            began_s = time.monotonic()
+            done, kept = _turn(work, patience, stop, began_s + max(every_s, _ROUND_S))
+            line = _line(done, kept)
+            if any(line.values()):
+                console.print_json(data=line, indent=None)
+            # Without a partition yet it has not joined, which takes a moment.
+            rest_s = every_s if done.lag else min(every_s, _JOINING_S)
+            stop.wait(patience.pause_s or max(0.0, began_s + rest_s - time.monotonic()))
+
+
+def _turn(
+    work: _Work, patience: Patience, stop: threading.Event, limit_s: float
+) -> tuple[Round, dict[str, int]]:
+    """One round and, where it is this process's turn, the chores. Outages are `patience`'s."""
+    done = Round()
+    kept: dict[str, int] = {}
+
+    def stopped() -> bool:
+        return stop.is_set() or time.monotonic() > limit_s
+
+    try:
+        done = work.compactors.run_round(work.partitions, stopped=stopped)
+        if keeps_house(work.partitions()) and not stop.is_set():
+            kept = work.keep_house()
+        done.require_success()
+    except LogReplacedError:
+        raise
+    except StoreError as error:
+        patience.failed(error)
+    else:
+        patience.worked()
+    return done, kept
+
+
+def _line(done: Round, kept: Mapping[str, int]) -> dict[str, Any]:
+    line: dict[str, Any] = {**totals(done), **kept}
+    if line["lost"]:
+        line["ALARM"] = f"{line['lost']} offsets were gone before they were compacted"
+    return line
+
+
+def _wait_for_work(
+    config: Config, stack: ExitStack, console: Console, stop: threading.Event, every_s: float
+) -> _Work | None:
+    """Open everything; None where it was stopped before there was anything to compact."""
     waiting = False
-    while True:
+    while not stop.is_set():
         try:
-            report = compact_once(config)
+            return stack.enter_context(_opened(config, join=True))
         except ConfigError as error:
             # A compactor may be started before the node that makes what it reads.
             if not waiting:
                 console.print(f"waiting: {error}", markup=False)
             waiting = True
-        else:
-            if any(report.values()):
-                console.print_json(data=report, indent=None)
-        time.sleep(every_s)
+        stop.wait(every_s)
+    return None
 
 
-def _totals(reports: list[CompactReport]) -> dict[str, Any]:
-    return {
-        "read": sum(report.read for report in reports),
-        "stored": sum(report.stored for report in reports),
-        "shards": sum(len(report.shards) for report in reports),
-        "duplicates": sum(report.duplicates for report in reports),
-        "refused": sum(sum(report.counted.values()) for report in reports),
-        "dead_letters": sum(sum(report.dead.values()) for report in reports),
-        "gaps": sum(len(report.gaps) for report in reports),
-    }
+@contextmanager
+def _opened(config: Config, *, join: bool) -> Iterator[_Work]:
+    issuer_public = read_anchor(config.state_dir, ISSUER)
+    with ExitStack() as stack:
+        catalog = Catalog.configured(config)
+        stack.callback(catalog.close)
+        storage = open_storage(config)
+        claim(catalog, storage)
+
+        def compactor(log: Log, free: bool) -> Compactor:
+            return Compactor(
+                log, catalog, storage, clock=time.time, issuer_public=issuer_public, free=free
+            )
+
+        compactors, partitions = _source(config, compactor, stack, join=join)
+        stack.callback(compactors.close)
+        yield _Work(
+            config=config,
+            catalog=catalog,
+            storage=storage,
+            compactors=compactors,
+            partitions=partitions,
+        )
+
+
+def _source(
+    config: Config, compactor: Callable[[Log, bool], Compactor], stack: ExitStack, *, join: bool
+) -> tuple[CompactorGroup, Callable[[], Collection[int]]]:
+    """Compactors of the broker's partitions, and who says which are ours."""
+    if not config.kafka.servers:
+        directory = config.state_dir / "log" / "traces"
+        embedded = CompactorGroup(lambda _: compactor(SqliteLog.open_reader(directory), True))
+        return embedded, lambda: (0,)
+    kafka, access = config.kafka, KafkaAccess.configured(config.kafka)
+
+    def opened(partition: int) -> Compactor:
+        log = KafkaLog(access, kafka.topic, partition=partition, deadline_s=kafka.deadline_s)
+        # Housekeeping deletes in the topic, and nobody else: it has to see what a crash undid.
+        return compactor(log, False)
+
+    if not join:
+        fixed = topic_partitions(access, kafka.topic)
+        return CompactorGroup(opened), lambda: fixed
+    group = stack.enter_context(KafkaGroup(access, kafka.topic, kafka.group))
+    return CompactorGroup(opened, committed=group.commit), group.assigned
+
+
+def _log_to_stderr() -> None:
+    log_to_stderr()
+    logging.getLogger().setLevel(logging.WARNING)
+    for handler in logging.getLogger().handlers:
+        # What it says of an outage, many times a second, is said once by those who use it.
+        handler.addFilter(lambda record: not record.name.startswith("kafka"))

@@ -3,7 +3,8 @@
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +25,7 @@ def doctor(
         Path | None, typer.Option("--config", "-c", envvar="DRAFTKEEP_CONFIG")
     ] = None,
 ) -> None:
-    """Check tenants, device, model, drafter, keys, log, catalog, disk; name the remedy for each."""
+    """Check tenants, models, keys, log, catalog, disk and Kafka; name the remedy for each."""
     findings = examine(load_config(config))
     rows = [(item.check, item.status, item.detail, item.remedy) for item in findings]
     table_console().print(plain_table(("check", "status", "found", "remedy"), rows))
@@ -46,30 +47,48 @@ def examine(config: Config) -> list[Finding]:
     )
     findings = []
     for name, check in checks:
-        try:
-            findings.append(check(config))
-        except DraftkeepError as error:
-            what, _, remedy = str(error).partition("; ")
-            findings.append(Finding(check=name, status="fail", detail=what, remedy=remedy))
-        except (MemoryError, RuntimeError) as error:
-            findings.append(
-                Finding(
-                    check=name,
-                    status="fail",
-                    detail=f"{config.model.device} failed with {type(error).__name__}",
-                    remedy="stop what else uses its memory, or choose another model.device",
-                )
+        findings += _run(config, name, partial(_only, check))
+    return findings + _run(config, "kafka", _kafka)
+
+
+def _only(check: Callable[[Config], Finding], config: Config) -> list[Finding]:
+    return [check(config)]
+
+
+def _run(config: Config, name: str, check: Callable[[Config], Iterable[Finding]]) -> list[Finding]:
+    """What a check finds; what it raises is its last finding."""
+    found: list[Finding] = []
+    try:
+        for finding in check(config):
+            found.append(finding)
+    except DraftkeepError as error:
+        what, _, remedy = str(error).partition("; ")
+        found.append(Finding(check=name, status="fail", detail=what, remedy=remedy))
+    except (MemoryError, RuntimeError) as error:
+        found.append(
+            Finding(
+                check=name,
+                status="fail",
+                detail=f"{config.model.device} failed with {type(error).__name__}",
+                remedy="stop what else uses its memory, or choose another model.device",
             )
-        except OSError as error:
-            findings.append(
-                Finding(
-                    check=name,
-                    status="fail",
-                    detail=f"{error.strerror or type(error).__name__}: {error.filename or ''}",
-                    remedy="make the path readable and writable for this user",
-                )
+        )
+    except OSError as error:
+        found.append(
+            Finding(
+                check=name,
+                status="fail",
+                detail=f"{error.strerror or type(error).__name__}: {error.filename or ''}",
+                remedy="make the path readable and writable for this user",
             )
-    return findings
+        )
+    return found
+
+
+def _kafka(config: Config) -> Iterable[Finding]:
+    from draftkeep.cli.kafka_checks import check_kafka
+
+    return check_kafka(config)
 
 
 def _tenants(config: Config) -> Finding:
@@ -110,6 +129,8 @@ def _keys(config: Config) -> Finding:
                 detail=f"none in {path}, but {config.state_dir} was used with a keyring",
                 remedy="set keys_dir to where it lies; if it is lost, see docs/operations.md",
             )
+        if _nearest(path).stat().st_dev == _nearest(config.state_dir).stat().st_dev:
+            return _beside_data(f"none in {path} yet, on the file system of the data")
         return Finding(
             check="keys", status="ok", detail=f"none in {path} yet; made at the first start"
         )
@@ -126,13 +147,17 @@ def _keys(config: Config) -> Finding:
             remedy=f"chmod 600 {path}/*.kek {path}/*.key",
         )
     if path.stat().st_dev == _nearest(config.state_dir).stat().st_dev:
-        return Finding(
-            check="keys",
-            status="warn",
-            detail="keys and data lie on one file system",
-            remedy="set keys_dir to a file system that is not in the data's backups",
-        )
+        return _beside_data("keys and data lie on one file system")
     return Finding(check="keys", status="ok", detail="readable, and of one keyring")
+
+
+def _beside_data(detail: str) -> Finding:
+    return Finding(
+        check="keys",
+        status="warn",
+        detail=detail,
+        remedy="set keys_dir to a file system that is not in the data's backups",
+    )
 
 
 def _log(config: Config) -> Finding:

@@ -7,8 +7,11 @@ import pytest
 from typer.testing import CliRunner
 
 from draftkeep.cli.commands import app
-from draftkeep.errors import ConfigError
+from draftkeep.errors import ConfigError, StoreError
 from draftkeep.store.catalog import Catalog
+from draftkeep.store.storage_objects import ObjectStorage
+from tests.services.s3 import Bucket
+from tests.store.conftest import log_in
 
 
 def check(state_dir: Path, *options: str) -> tuple[int, str]:
@@ -48,3 +51,18 @@ def test_damage_is_status_1_until_it_is_repaired(tmp_path: Path) -> None:
     assert "repaired" in output
     assert not orphan.exists()
     assert check(tmp_path)[0] == 0
+
+
+def test_shards_in_a_bucket_are_checked_there(
+    tmp_path: Path, s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log_in(s3_bucket, monkeypatch)
+    url = f"s3://{s3_bucket.name}/shards"
+    monkeypatch.setenv("DRAFTKEEP_SHARDS__URL", url)
+    monkeypatch.setenv("DRAFTKEEP_SHARDS__ENDPOINT", s3_bucket.endpoint)
+    monkeypatch.setenv("DRAFTKEEP_SHARDS__REGION", "us-east-1")
+    Catalog.open(tmp_path / "catalog.db").close()
+    assert check(tmp_path)[0] == 0
+    ObjectStorage(url, endpoint=s3_bucket.endpoint, region="us-east-1").write_mark("another")
+    with pytest.raises(StoreError, match=f"the shards in {url} belong to another catalog"):
+        check(tmp_path)

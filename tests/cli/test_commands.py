@@ -27,6 +27,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "cli.txt"
 COMMANDS = (
     (),
     ("serve",),
+    ("forward",),
     ("compact",),
     ("distill",),
     ("audit",),
@@ -37,6 +38,11 @@ COMMANDS = (
     ("drafters", "cold"),
     ("catalog",),
     ("catalog", "check"),
+    ("catalog", "forget-log"),
+    ("topic",),
+    ("topic", "create"),
+    ("topic", "show"),
+    ("topic", "delete"),
     ("doctor",),
     ("demo",),
 )
@@ -123,6 +129,16 @@ def test_doctor_finds_nothing_wrong_with_a_good_configuration(config: Config) ->
     )
     assert not [name for name, finding in findings.items() if finding.status == "fail"]
     assert findings["drafter"].remedy == "draftkeep drafters cold"
+
+
+def test_doctor_warns_of_keys_that_will_lie_beside_the_data(config: Config) -> None:
+    assert not config.keys_path.exists()
+    finding = next(item for item in examine(config) if item.check == "keys")
+    assert (finding.status, "set keys_dir" in finding.remedy) == ("warn", True)
+    # Never the file system of a directory for tests, and nothing is made there.
+    elsewhere = config.model_copy(update={"keys_dir": Path("/proc/draftkeep-keys")})
+    finding = next(item for item in examine(elsewhere) if item.check == "keys")
+    assert finding.status == "ok"
 
 
 def test_doctor_names_what_is_wrong_and_the_remedy(config: Config, tmp_path: Path) -> None:

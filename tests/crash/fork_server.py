@@ -37,6 +37,7 @@ from draftkeep.store.catalog import Catalog
 from draftkeep.store.compactor import Compactor
 from draftkeep.store.drafter import cold_drafter
 from draftkeep.store.models import TargetModel, load_target
+from draftkeep.store.storage_local import LocalStorage
 from draftkeep.store.sweeper import Sweeper
 from tests.crash.forking import serve_forks
 
@@ -58,6 +59,10 @@ class Job:
     @property
     def shards_dir(self) -> Path:
         return self.state_dir / "shards"
+
+    @property
+    def storage(self) -> LocalStorage:
+        return LocalStorage(self.shards_dir)
 
 
 def serve(job: Job, draw: random.Random, target: TargetModel, drafter: DraftModel) -> None:
@@ -155,12 +160,12 @@ def compact(job: Job, draw: random.Random) -> None:
     compactor = Compactor(
         log,
         catalog,
-        job.shards_dir,
+        job.storage,
         clock=lambda: float(job.now_s),
         issuer_public=job.issuer_public,
         limit_records=20,
     )
-    sweeper = Sweeper(catalog, job.shards_dir, clock=time.time, grace_s=0.0)
+    sweeper = Sweeper(catalog, job.storage, clock=time.time, grace_s=0.0)
     while True:
         report = compactor.run_once()
         if draw.random() < 0.1:

@@ -29,6 +29,7 @@ from draftkeep.store.compactor import Compactor
 from draftkeep.store.nodes import enrol_node, node_public
 from draftkeep.store.schema import dead_letters, gaps, shards, trace_ids
 from draftkeep.store.shard import read_shard
+from draftkeep.store.storage_local import LocalStorage
 from draftkeep.store.sweeper import Sweeper
 from tests.crash.forking import PATIENCE_S, ForkServer
 
@@ -85,13 +86,17 @@ class Site:
     def shards_dir(self) -> Path:
         return self.state_dir / "shards"
 
+    @property
+    def storage(self) -> LocalStorage:
+        return LocalStorage(self.shards_dir)
+
     def recover(self) -> int:
         """Open the log as a restarted node does, empty it into shards, sweep; the orphans found."""
         log = SqliteLog(self.state_dir / "log", cap_bytes=2**28, bucket_s=1, clock=time.time)
         compactor = Compactor(
             log,
             self.catalog,
-            self.shards_dir,
+            self.storage,
             clock=self.clock,
             issuer_public=self.keyring.issuer_public,
         )
@@ -102,14 +107,13 @@ class Site:
         log.close()
         later = time.time() + 1
         return (
-            Sweeper(self.catalog, self.shards_dir, clock=lambda: later, grace_s=0)
-            .run_once()
-            .orphans
+            Sweeper(self.catalog, self.storage, clock=lambda: later, grace_s=0).run_once().orphans
         )
 
     def stored(self) -> list[SealedTrace]:
         """Every row of every file in the shards directory, listed or not."""
-        return [sealed for path in sorted(self.shards_dir.iterdir()) for sealed in read_shard(path)]
+        names = sorted(path.name for path in self.shards_dir.iterdir())
+        return [sealed for name in names for sealed in read_shard(self.storage, name)]
 
     def rows(self, table: Any) -> list[Any]:
         with self.catalog.read() as connection:

@@ -44,6 +44,7 @@ from draftkeep.store.models import TargetModel, load_target
 from draftkeep.store.nodes import enrol_node, node_public
 from draftkeep.store.periods import publish_period
 from draftkeep.store.registry import Registry
+from draftkeep.store.storage_local import LocalStorage
 
 VOCAB = 24
 EOS = 2
@@ -246,6 +247,10 @@ class Deployment:
     def shards_dir(self) -> Path:
         return self.config.state_dir / "shards"
 
+    @property
+    def storage(self) -> LocalStorage:
+        return LocalStorage(self.shards_dir)
+
     def opener(self) -> Opener:
         return Opener(
             self.keyring.job_keys(),
@@ -284,7 +289,7 @@ class Deployment:
         report = Compactor(
             self.log,
             self.catalog,
-            self.shards_dir,
+            self.storage,
             clock=self.clock,
             issuer_public=self.keyring.issuer_public,
         ).run_once()

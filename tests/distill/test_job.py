@@ -148,7 +148,7 @@ def test_what_it_published_replays_as_it_was_judged(finished: _Finished) -> None
     drafter = load_drafter(world.registry.path(result.drafter), gate_public=gate_public)
     sealed = list_sealed(
         world.catalog,
-        world.shards_dir,
+        world.storage,
         tenant="acme",
         target=world.target.target_fingerprint,
         now_s=world.clock(),

@@ -34,7 +34,7 @@ def _open(deployment: Deployment, sealed: list[SealedTrace]) -> Selection:
 def _listed(deployment: Deployment) -> list[SealedTrace]:
     return list_sealed(
         deployment.catalog,
-        deployment.shards_dir,
+        deployment.storage,
         tenant="acme",
         target=deployment.target.target_fingerprint,
         now_s=deployment.clock(),

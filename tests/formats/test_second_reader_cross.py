@@ -32,7 +32,8 @@ from draftkeep.kernels.draw import choose
 from draftkeep.kernels.sampling import Sampling
 from draftkeep.policies.keyring import Keyring
 from draftkeep.policies.signing import SigningKey
-from draftkeep.store.shard import write_shard
+from draftkeep.store.shard_writer import write_shard
+from draftkeep.store.storage_local import LocalStorage
 from tests.formats import reader, reader_body, reader_draws, reader_files
 from tests.formats.reader_body import Body, Row, Settings
 from tests.formats.reader_cbor import FormatError
@@ -355,8 +356,10 @@ def test_a_shard_is_rebuilt_bit_for_bit(deployment: Deployment, tmp_path: Path) 
         for n in range(30)
     ]
     expiry_s = sealed[0].parsed.expiry_s
-    file = write_shard(tmp_path, sealed, bucket=expiry_s, target=TARGET, serial="s1")
-    shard = reader_files.read_shard(file.path)
+    rows = [(item.parsed, item) for item in sealed]
+    storage = LocalStorage(tmp_path)
+    file = write_shard(storage, rows, bucket=expiry_s, target=TARGET, serial="s1")
+    shard = reader_files.read_shard(tmp_path / file.name)
     assert (shard.bucket_s, shard.target) == (expiry_s, TARGET)
     bodies = {item.header: f"body {n}".encode() for n, item in enumerate(sealed)}
     assert {record.header for record in shard.records} == set(bodies)

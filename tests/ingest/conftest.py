@@ -93,6 +93,8 @@ class HeldLog:
         if released:
             self.release.set()
 
+    name = "held"
+
     def append(self, records: Sequence[bytes]) -> int:
         self.appends += 1
         self.reached.set()

@@ -212,6 +212,7 @@ class TestLog:
         log.close()
         again = harness.open()
         assert again.identity() == identity == harness.open_reader().identity()
+        assert again.name == log.name == harness.open_reader().name != ""
         again.close()
 
     def test_two_topics_differ(

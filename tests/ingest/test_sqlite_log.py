@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from draftkeep.errors import StoreError
-from draftkeep.ingest import buckets
+from draftkeep.ingest import buckets, group_writer
 from draftkeep.ingest.sqlite_log import SqliteLog
 from tests.clock import Clock
 from tests.ingest.conftest import run_child
@@ -48,6 +48,29 @@ class TestFiles:
         log.append([b"b"])
         assert starts(directory) == [1000, 2000]
         assert [record.offset for record in log.read(0, *EVERYTHING)] == [0, 1, 2, 3]
+        log.close()
+
+    def test_a_long_bucket_has_several_files_that_are_freed_one_by_one(
+        self,
+        directory: Path,
+        open_log: Callable[..., SqliteLog],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(group_writer, "_FILE_BYTES", 6 * 2**20)
+        log = open_log()
+        for _ in range(24):
+            log.append([b"x" * 2**20])
+        names = starts(directory)
+        assert names == [1000] * len(names)
+        assert 3 <= len(names) <= 5
+        assert log.bounds() == (0, 24)
+        assert [record.offset for record in log.read(0, *EVERYTHING)] == list(range(24))
+        log.free(23)
+        assert starts(directory) == [1000]
+        assert [record.offset for record in log.read(0, *EVERYTHING)] == [23]
+        log.close()
+        log = open_log()
+        assert log.append([b"more"]) == 24
         log.close()
 
     def test_a_commit_waits_for_the_disk(

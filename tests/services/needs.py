@@ -54,6 +54,12 @@ def find_maven() -> Path | None:
     return Path(found) if found else None
 
 
+def find_strace() -> Path | None:
+    """strace, or None."""
+    found = shutil.which("strace")
+    return Path(found) if found else None
+
+
 @cache
 def find_postgresql() -> Path | None:
     """The directory of the newest PostgreSQL's server programs, or None.
@@ -89,7 +95,8 @@ MAVEN = Need(name="Maven", find=find_maven, packages=("maven",))
 POSTGRESQL = Need(
     name=f"PostgreSQL {MIN_POSTGRESQL} or newer", find=find_postgresql, packages=("postgresql",)
 )
-NEEDS = (JAVA, MAVEN, POSTGRESQL)
+STRACE = Need(name="strace", find=find_strace, packages=("strace",))
+NEEDS = (JAVA, MAVEN, POSTGRESQL, STRACE)
 
 
 def missing(needs: Iterable[Need]) -> list[Need]:

@@ -27,8 +27,13 @@ from draftkeep.store.compactor import Compactor
 from draftkeep.store.nodes import enrol_node, node_public
 from draftkeep.store.periods import publish_period
 from draftkeep.store.reader import iter_sealed
+from draftkeep.store.shard_writer import Row
+from draftkeep.store.storage import Storage
+from draftkeep.store.storage_local import LocalStorage
+from draftkeep.store.storage_objects import ObjectStorage
 from tests.services.needs import POSTGRESQL, missing
 from tests.services.postgres import Postgres, running_postgres
+from tests.services.s3 import Bucket
 
 PERIOD_S = 3600
 TTL_S = 7 * 86400
@@ -60,7 +65,11 @@ class World:
     log: SqliteLog
     catalog_url: str
     catalog: Catalog
+    storage: Storage = field(init=False)
     rng: random.Random = field(default_factory=lambda: random.Random(7))
+
+    def __post_init__(self) -> None:
+        self.storage = LocalStorage(self.shards_dir)
 
     @property
     def shards_dir(self) -> Path:
@@ -98,7 +107,7 @@ class World:
         return Compactor(
             changes.pop("log", self.log),
             changes.pop("catalog", self.catalog),
-            self.shards_dir,
+            self.storage,
             **(values | changes),
         )
 
@@ -115,12 +124,10 @@ class World:
             "target": None,
             "not_after_s": self.clock(),
         }
-        return list(iter_sealed(self.catalog, self.shards_dir, **(values | changes)))
+        return list(iter_sealed(self.catalog, self.storage, **(values | changes)))
 
     def files(self) -> set[str]:
-        if not self.shards_dir.exists():
-            return set()
-        return {path.name for path in self.shards_dir.iterdir()}
+        return {file.name for file in self.storage.list()}
 
 
 class HookedCatalog(Catalog):
@@ -140,6 +147,11 @@ class HookedCatalog(Catalog):
 def ids(sealed: Iterable[SealedTrace]) -> list[bytes]:
     """The trace ids, sorted."""
     return sorted(item.parsed.trace_id for item in sealed)
+
+
+def rows(sealed: Iterable[SealedTrace]) -> list[Row]:
+    """What `write_shard` takes."""
+    return [(item.parsed, item) for item in sealed]
 
 
 def resign(world: World, sealed: SealedTrace, **header: object) -> SealedTrace:
@@ -257,6 +269,29 @@ def catalog(catalog_url: str) -> Iterator[Catalog]:
     opened = Catalog.connect(catalog_url)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def object_storage(s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> ObjectStorage:
+    """An empty prefix of a bucket, with credentials in the environment."""
+    log_in(s3_bucket, monkeypatch)
+    url = f"s3://{s3_bucket.name}/some/shards"
+    return ObjectStorage(url, endpoint=s3_bucket.endpoint, region="us-east-1")
+
+
+def log_in(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the bucket's credentials where AWS tools look for them."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", bucket.options["access_key"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", bucket.options["secret_key"])
+
+
+@pytest.fixture(params=["directory", "bucket"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    """An empty storage: a directory that is not there yet, and a bucket."""
+    if request.param == "directory":
+        return LocalStorage(tmp_path / "some" / "shards")
+    found: ObjectStorage = request.getfixturevalue("object_storage")
+    return found
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from draftkeep.store import schema
 from draftkeep.store.audit import AuditSession
 from draftkeep.store.audit_views import REPORTS, VIEWS
 from draftkeep.store.erasure import erase_subject
+from draftkeep.store.storage_local import LocalStorage
 from tests.store.conftest import (
     DATABASES,
     PERIOD_S,
@@ -65,7 +66,7 @@ def untouched(
 
 @pytest.fixture(scope="module")
 def session(untouched: World) -> Iterator[AuditSession]:
-    with AuditSession(untouched.catalog, untouched.shards_dir, now_s=untouched.clock()) as opened:
+    with AuditSession(untouched.catalog, untouched.storage, now_s=untouched.clock()) as opened:
         yield opened
 
 
@@ -125,7 +126,7 @@ def test_the_losses_are_all_there(filled: World) -> None:
         filled.catalog, filled.keyring, tenant="acme", subject="ann", now_s=filled.clock()
     )
     filled.compactor().run_once()
-    with AuditSession(filled.catalog, filled.shards_dir, now_s=filled.clock()) as session:
+    with AuditSession(filled.catalog, filled.storage, now_s=filled.clock()) as session:
         rows = session.report("losses").rows
     assert [(kind, reason, traces) for kind, _, reason, traces in rows] == [
         ("dead letter", "unreadable", 1),
@@ -139,14 +140,14 @@ def test_an_erasure_is_visible_before_and_after_the_rewrite(filled: World) -> No
         filled.catalog, filled.keyring, tenant="acme", subject="ann", now_s=filled.clock()
     )
     erased = "SELECT count(*) FROM traces WHERE erased"
-    with AuditSession(filled.catalog, filled.shards_dir, now_s=filled.clock()) as session:
+    with AuditSession(filled.catalog, filled.storage, now_s=filled.clock()) as session:
         assert session.query(erased).rows == ((2,),)
         result = session.report("erasures")
         (row,) = [dict(zip(result.columns, row, strict=True)) for row in result.rows]
     assert (row["tenant"], row["state"], row["aliases"], row["traces"]) == ("acme", "done", 1, 2)
     assert (row["keys_destroyed"], row["rows_left"]) == (1, 2)
     filled.compactor().rewrite_erased()
-    with AuditSession(filled.catalog, filled.shards_dir, now_s=filled.clock()) as session:
+    with AuditSession(filled.catalog, filled.storage, now_s=filled.clock()) as session:
         assert session.query(erased).rows == ((0,),)
         assert session.query("SELECT rows_left FROM erasures").rows == ((0,),)
 
@@ -156,7 +157,7 @@ def test_overdue_data_shows(filled: World) -> None:
         (START_S + TTL_S - 1, []),
         (START_S + TTL_S + 61, ["dead letter", "shard"]),
     ):
-        with AuditSession(filled.catalog, filled.shards_dir, now_s=now_s) as session:
+        with AuditSession(filled.catalog, filled.storage, now_s=now_s) as session:
             assert [row[0] for row in session.report("overdue").rows] == kinds
 
 
@@ -244,7 +245,7 @@ def test_settings_stay_locked_whatever_was_tried(session: AuditSession) -> None:
 
 def test_a_long_answer_is_cut_and_says_so(untouched: World) -> None:
     with AuditSession(
-        untouched.catalog, untouched.shards_dir, now_s=untouched.clock(), row_limit=3
+        untouched.catalog, untouched.storage, now_s=untouched.clock(), row_limit=3
     ) as session:
         result = session.query("SELECT * FROM range(100000000000)")
         assert (len(result.rows), result.truncated) == (3, True)
@@ -253,7 +254,7 @@ def test_a_long_answer_is_cut_and_says_so(untouched: World) -> None:
 
 def test_a_long_query_is_interrupted_and_the_session_goes_on(untouched: World) -> None:
     with AuditSession(
-        untouched.catalog, untouched.shards_dir, now_s=untouched.clock(), time_limit_s=0.2
+        untouched.catalog, untouched.storage, now_s=untouched.clock(), time_limit_s=0.2
     ) as session:
         with pytest.raises(InputError, match=r"ran over 0\.2 s"):
             session.query("SELECT sum(a.i * b.i) FROM range(10000000) a(i), range(10000000) b(i)")
@@ -268,13 +269,13 @@ def test_a_query_that_needs_too_much_memory_is_refused(session: AuditSession) ->
 def test_a_session_outlives_a_merge(filled: World) -> None:
     filled.append(filled.seal(b"x" * 60, tenant="birch"))
     filled.compactor().run_once()
-    with AuditSession(filled.catalog, filled.shards_dir, now_s=filled.clock()) as session:
+    with AuditSession(filled.catalog, filled.storage, now_s=filled.clock()) as session:
         assert filled.compactor().merge(10**6).replaced == 2
         assert session.query("SELECT count(*) FROM traces").rows == ((6,),)
 
 
 def test_a_listed_shard_without_a_file_is_an_error(filled: World) -> None:
-    with AuditSession(filled.catalog, filled.shards_dir, now_s=filled.clock()) as session:
+    with AuditSession(filled.catalog, filled.storage, now_s=filled.clock()) as session:
         for name in filled.files():
             (filled.shards_dir / name).unlink()
         with pytest.raises(StoreError, match="listed file is not there"):
@@ -282,7 +283,7 @@ def test_a_listed_shard_without_a_file_is_an_error(filled: World) -> None:
 
 
 def test_an_empty_store_has_views_too(world: World) -> None:
-    with AuditSession(world.catalog, Path("nowhere"), now_s=1.0) as session:
+    with AuditSession(world.catalog, LocalStorage(Path("nowhere")), now_s=1.0) as session:
         assert session.query("SELECT count(*) FROM traces").rows == ((0,),)
         assert session.report("inventory").rows == ()
 
@@ -308,7 +309,7 @@ def test_lineage_answers_who_taught_a_drafter(filled: World) -> None:
                 positions=10,
             )
         )
-    with AuditSession(filled.catalog, filled.shards_dir, now_s=filled.clock()) as session:
+    with AuditSession(filled.catalog, filled.storage, now_s=filled.clock()) as session:
         assert session.query(
             "SELECT count(*) FROM lineage JOIN traces USING (alias, period_id)"
         ).rows == ((2,),)

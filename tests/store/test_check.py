@@ -34,7 +34,7 @@ class Store:
     def check(self, *, digests: bool = True) -> list[Finding]:
         return check_catalog(
             self.world.catalog,
-            self.world.shards_dir,
+            self.world.storage,
             logs=[self.world.log],
             now_s=self.world.clock(),
             digests=digests,
@@ -46,7 +46,7 @@ class Store:
 
     def repair(self) -> None:
         repair_catalog(
-            self.world.catalog, self.world.shards_dir, self.check(), now_s=self.world.clock()
+            self.world.catalog, self.world.storage, self.check(), now_s=self.world.clock()
         )
 
     def change(self, statement: sa.Executable) -> None:

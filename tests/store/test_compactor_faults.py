@@ -33,7 +33,8 @@ from draftkeep.store.catalog import Catalog
 from draftkeep.store.check import check_catalog
 from draftkeep.store.compactor import Compactor
 from draftkeep.store.erasure import erase_subject
-from draftkeep.store.shard import read_shard, write_shard
+from draftkeep.store.shard import read_shard
+from draftkeep.store.shard_writer import write_shard, write_tables
 from draftkeep.store.sweeper import Sweeper
 from tests.store.conftest import PERIOD_S, TTL_S, World, close_world, ids, make_world, resign
 
@@ -103,15 +104,18 @@ class StoreMachine(RuleBasedStateMachine):
         self.good: list[SealedTrace] = []
         self.erased: set[bytes] = set()
 
-        def fused_write(*arguments: Any, **named: Any) -> Any:
-            self.fuse()
-            file = write_shard(*arguments, **named)
-            self.fuse()
-            return file
+        def fused(write: Callable[..., Any]) -> Callable[..., Any]:
+            def fused_write(*arguments: Any, **named: Any) -> Any:
+                self.fuse()
+                file = write(*arguments, **named)
+                self.fuse()
+                return file
+
+            return fused_write
 
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(compactor_module, "write_shard", fused_write)
-        self.patch.setattr(rewriter, "write_shard", fused_write)
+        self.patch.setattr(compactor_module, "write_shard", fused(write_shard))
+        self.patch.setattr(rewriter, "write_tables", fused(write_tables))
 
     def teardown(self) -> None:
         try:
@@ -209,7 +213,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def sweeper(self) -> Sweeper:
         # The hand clock runs ahead of the files' dates, so every orphan is old enough.
-        return Sweeper(self.catalog, self.world.shards_dir, clock=self.world.clock)
+        return Sweeper(self.catalog, self.world.storage, clock=self.world.clock)
 
     def check_everything_after_recovery(self) -> None:
         while self.compactor().run_once().read:
@@ -223,7 +227,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert_catalog_is_the_files(self.world)
         world = self.world
         findings = check_catalog(
-            world.catalog, world.shards_dir, logs=[world.log], now_s=world.clock()
+            world.catalog, world.storage, logs=[world.log], now_s=world.clock()
         )
         assert [finding for finding in findings if finding.broken] == []
 
@@ -237,7 +241,7 @@ def assert_catalog_is_the_files(world: World) -> None:
         ).all()
     assert world.files() == {row.name for row in rows.values()}
     for shard_id, row in rows.items():
-        headers = [sealed.parsed for sealed in read_shard(world.shards_dir / row.name)]
+        headers = [sealed.parsed for sealed in read_shard(world.storage, row.name)]
         assert row.rows == len(headers)
         assert {header.expiry_s for header in headers} == {row.bucket_s}
         assert sorted((header.trace_id, header.node) for header in headers) == sorted(
@@ -283,7 +287,7 @@ def test_a_crash_at_every_single_point_of_a_run(world: World) -> None:
         report = world.compactor(log=log, catalog=catalog).run_once()
         assert report.stored in (0, 3)
         assert ids(world.stored()) == ids(sealed)
-    Sweeper(world.catalog, world.shards_dir, clock=world.clock).run_once()
+    Sweeper(world.catalog, world.storage, clock=world.clock).run_once()
     assert_catalog_is_the_files(world)
 
 
@@ -295,10 +299,11 @@ from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.check import check_catalog
 from draftkeep.store.compactor import Compactor
+from draftkeep.store.storage_local import LocalStorage
 root, issuer, now = Path(sys.argv[1]), bytes.fromhex(sys.argv[2]), float(sys.argv[3])
 catalog = Catalog.connect(sys.argv[4])
 compactor = Compactor(
-    SqliteLog.open_reader(root / "log"), catalog, root / "shards",
+    SqliteLog.open_reader(root / "log"), catalog, LocalStorage(root / "shards"),
     clock=lambda: now, issuer_public=issuer, limit_records=4,
 )
 print("ready", flush=True)
@@ -339,7 +344,7 @@ def test_two_compactors_that_are_killed_again_and_again_lose_and_repeat_nothing(
     while world.compactor().run_once().read:
         pass
     assert ids(world.stored()) == ids(sealed)
-    assert Sweeper(world.catalog, world.shards_dir, clock=world.clock).run_once().missing == ()
+    assert Sweeper(world.catalog, world.storage, clock=world.clock).run_once().missing == ()
     assert_catalog_is_the_files(world)
     assert {world.opener().open(item) for item in world.stored()} == {b"body"}
 

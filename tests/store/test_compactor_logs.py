@@ -3,12 +3,12 @@
 import pytest
 import sqlalchemy as sa
 
-from draftkeep.errors import ConflictError, StoreError
+from draftkeep.errors import ConflictError, LogReplacedError
 from draftkeep.ingest.log import LogRecord
 from draftkeep.ingest.record import encode_record
 from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.store import schema
-from draftkeep.store.offsets import forget_offsets
+from draftkeep.store.offsets import forget_log, stored_offsets
 from draftkeep.store.sweeper import Sweeper
 from tests.store.conftest import HookedCatalog, World, ids
 
@@ -41,7 +41,9 @@ class OtherLog:
 
     def __init__(self, log: SqliteLog) -> None:
         self._log = log
+        self.name = log.name
         self.topic: str | None = None
+        self.partition = 0
         self.end: int | None = None
         self.first: int | None = None
         self.skip: set[int] = set()
@@ -49,8 +51,8 @@ class OtherLog:
         self.size_bytes = log.size_bytes
 
     def identity(self) -> tuple[str, str, int]:
-        cluster, topic, partition = self._log.identity()
-        return cluster, self.topic or topic, partition
+        cluster, topic, _ = self._log.identity()
+        return cluster, self.topic or topic, self.partition
 
     def bounds(self) -> tuple[int, int]:
         first, end = self._log.bounds()
@@ -62,15 +64,48 @@ class OtherLog:
 
 
 def test_a_topic_made_again_stops_the_compactor(world: World) -> None:
+    """Seen at any partition, also at one that held nothing before."""
     world.append(world.seal())
     log = OtherLog(world.log)
     world.compactor(log=log).run_once()
     log.topic = "made-again"
-    with pytest.raises(StoreError, match="deleted and made again"):
-        world.compactor(log=log).run_once()
-    assert forget_offsets(world.catalog, log.identity()[0]) == 1
+    for partition in (0, 1):
+        log.partition = partition
+        with pytest.raises(LogReplacedError, match="draftkeep catalog forget-log log"):
+            world.compactor(log=log).run_once()
+    (stored,) = stored_offsets(world.catalog, "log")
+    assert (stored.partition, stored.next) == (0, 1)
+    assert forget_log(world.catalog, "log") == 1
     world.append(world.seal())
     assert world.compactor(log=log).run_once().stored == 1
+
+
+def test_topics_of_other_names_are_other_logs(world: World) -> None:
+    world.append(world.seal())
+    log = OtherLog(world.log)
+    world.compactor(log=log).run_once()
+    log.topic, log.name = "another", "another"
+    world.append(world.seal())
+    assert world.compactor(log=log).run_once().stored == 1
+    assert forget_log(world.catalog, "another") == 1
+    assert len(stored_offsets(world.catalog, "log")) == 1
+
+
+def test_a_log_that_was_read_before_it_had_a_name_is_known_by_its_id(world: World) -> None:
+    world.append(world.seal())
+    log = OtherLog(world.log)
+    world.compactor(log=log).run_once()
+    with world.catalog.begin() as connection:
+        connection.execute(sa.update(schema.offsets).values(name=""))
+    topic = log.identity()[1]
+    log.topic = "made-again"
+    with pytest.raises(LogReplacedError, match=f"expected {topic}"):
+        world.compactor(log=log).run_once()
+    log.topic = None
+    world.append(world.seal())
+    assert world.compactor(log=log).run_once().stored == 1
+    (stored,) = stored_offsets(world.catalog, "log")
+    assert stored.topic == topic
 
 
 def test_a_log_that_ends_below_the_stored_offset_stops_the_compactor(world: World) -> None:
@@ -78,7 +113,7 @@ def test_a_log_that_ends_below_the_stored_offset_stops_the_compactor(world: Worl
     log = OtherLog(world.log)
     world.compactor(log=log).run_once()
     log.first, log.end = 0, 1
-    with pytest.raises(StoreError, match="ends at offset 1, below the stored 2"):
+    with pytest.raises(LogReplacedError, match="ends at offset 1, below the stored 2"):
         world.compactor(log=log).run_once()
 
 
@@ -135,7 +170,7 @@ def test_a_file_swept_before_its_commit_is_never_listed(world: World) -> None:
     sealed = world.seal()
     world.append(sealed)
     catalog = HookedCatalog(world.catalog.engine)
-    sweeper = Sweeper(world.catalog, world.shards_dir, clock=world.clock, grace_s=0.0)
+    sweeper = Sweeper(world.catalog, world.storage, clock=world.clock, grace_s=0.0)
     catalog.hook = sweeper.run_once
     with pytest.raises(ConflictError, match="swept before it was committed"):
         world.compactor(catalog=catalog).run_once()
@@ -148,6 +183,6 @@ def test_a_file_swept_before_its_commit_is_never_listed(world: World) -> None:
 def test_a_file_within_its_grace_is_left_to_its_writer(world: World) -> None:
     world.append(world.seal())
     catalog = HookedCatalog(world.catalog.engine)
-    forever = Sweeper(world.catalog, world.shards_dir, clock=world.clock, grace_s=10**10)
+    forever = Sweeper(world.catalog, world.storage, clock=world.clock, grace_s=10**10)
     catalog.hook = forever.run_once
     assert world.compactor(catalog=catalog).run_once().stored == 1

@@ -8,6 +8,7 @@ import pytest
 
 from draftkeep.errors import ConflictError
 from draftkeep.store.compactor import Compactor
+from draftkeep.store.storage_local import LocalStorage
 from tests.store.conftest import PERIOD_S, HookedCatalog, World, ids
 
 COMPACT = """
@@ -20,17 +21,19 @@ from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.store.audit import AuditSession
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.compactor import Compactor
+from draftkeep.store.storage_local import LocalStorage
 from draftkeep.store.sweeper import Sweeper
 log = SqliteLog(root / "log", cap_bytes=1 << 30, bucket_s=600, clock=lambda: now)
 catalog = Catalog.connect(sys.argv[4])
+storage = LocalStorage(root / "shards")
 compactor = Compactor(
-    log, catalog, root / "shards", clock=lambda: now, issuer_public=issuer, period_s=3600
+    log, catalog, storage, clock=lambda: now, issuer_public=issuer, period_s=3600
 )
 print(compactor.run_once().stored)
 compactor.merge(1 << 20)
 compactor.rewrite_erased()
-Sweeper(catalog, root / "shards", clock=lambda: now).run_once()
-with AuditSession(catalog, root / "shards", now_s=now) as session:
+Sweeper(catalog, storage, clock=lambda: now).run_once()
+with AuditSession(catalog, storage, now_s=now) as session:
     print(session.query("SELECT count(*) FROM traces").rows[0][0])
 log.close()
 catalog.close()
@@ -84,10 +87,34 @@ def test_merging_keeps_to_the_size_asked_for(world: World) -> None:
         world.append(world.seal(b"b" * 3000))
         world.compactor().run_once()
     sizes = [path.stat().st_size for path in world.shards_dir.iterdir()]
-    report = world.compactor().merge(sum(sizes[:3]) + 10)
+    report = world.compactor().merge(3 * max(sizes))
     assert (report.replaced, report.written) == (6, 2)
     assert len(world.stored()) == 6
     assert world.compactor().merge(min(sizes)).replaced == 0
+
+
+def test_a_large_shard_waits_for_enough_small_ones(world: World) -> None:
+    large = world.seal(b"b" * 120_000)
+    world.append(large)
+    world.compactor().run_once()
+    small = []
+
+    def add_small() -> None:
+        small.append(world.seal())
+        world.append(small[-1])
+        world.compactor().run_once()
+
+    (name,) = world.files()
+    add_small()
+    assert world.compactor().merge(10**6).replaced == 0
+    add_small()
+    assert world.compactor().merge(10**6).replaced == 2
+    assert name in world.files()
+    for _ in range(12):
+        add_small()
+    assert world.compactor().merge(10**6).replaced == 14
+    assert len(world.files()) == 1
+    assert ids(world.stored()) == ids([large, *small])
 
 
 def test_a_shard_replaced_by_another_process_is_left_to_it(world: World) -> None:
@@ -123,7 +150,7 @@ def test_paths_may_hold_spaces_and_more(tmp_path: Path, world: World) -> None:
     compactor = Compactor(
         world.log,
         world.catalog,
-        directory,
+        LocalStorage(directory),
         clock=world.clock,
         issuer_public=world.keyring.issuer_public,
     )

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -10,7 +11,7 @@ import sqlalchemy as sa
 from draftkeep.errors import StoreError
 from draftkeep.store import schema
 from draftkeep.store.catalog import Catalog
-from draftkeep.store.ownership import claim, mark_of, require_own
+from draftkeep.store.ownership import claim, require_own
 from draftkeep.store.sweeper import Sweeper
 from tests.store.conftest import World
 
@@ -33,12 +34,12 @@ def test_another_catalog_sweeps_and_compacts_nothing(
     world: World, stranger: Catalog, marked: bool
 ) -> None:
     if not marked:
-        mark_of(world.shards_dir).unlink()
+        Path(world.storage.mark_place).unlink()
     before = world.files()
     world.append(world.seal())
     reason = "belong to another catalog" if marked else "lists none"
     with pytest.raises(StoreError, match=reason):
-        Sweeper(stranger, world.shards_dir, clock=world.clock).run_once()
+        Sweeper(stranger, world.storage, clock=world.clock).run_once()
     with pytest.raises(StoreError, match=reason):
         world.compactor(catalog=stranger).run_once()
     assert world.files() == before
@@ -49,29 +50,29 @@ def test_another_catalog_sweeps_and_compacts_nothing(
 def test_a_catalog_from_before_there_were_marks_adopts_its_shards(world: World) -> None:
     world.append(world.seal())
     world.compactor().run_once()
-    mark_of(world.shards_dir).unlink()
-    assert not require_own(world.catalog, world.shards_dir)
-    claim(world.catalog, world.shards_dir)
-    assert require_own(world.catalog, world.shards_dir)
-    assert Sweeper(world.catalog, world.shards_dir, clock=world.clock).run_once().missing == ()
+    Path(world.storage.mark_place).unlink()
+    assert not require_own(world.catalog, world.storage)
+    claim(world.catalog, world.storage)
+    assert require_own(world.catalog, world.storage)
+    assert Sweeper(world.catalog, world.storage, clock=world.clock).run_once().missing == ()
 
 
 def test_a_mark_that_was_removed_on_purpose_lets_a_rebuilt_catalog_in(
     world: World, stranger: Catalog
 ) -> None:
     with pytest.raises(StoreError, match="remove"):
-        claim(stranger, world.shards_dir)
-    mark_of(world.shards_dir).unlink()
+        claim(stranger, world.storage)
+    Path(world.storage.mark_place).unlink()
     for name in world.files():
         (world.shards_dir / name).unlink()
-    claim(stranger, world.shards_dir)
-    assert require_own(stranger, world.shards_dir)
+    claim(stranger, world.storage)
+    assert require_own(stranger, world.storage)
     with pytest.raises(StoreError, match="belong to another catalog"):
-        require_own(world.catalog, world.shards_dir)
+        require_own(world.catalog, world.storage)
 
 
 def test_unfinished_files_are_nobodys(world: World) -> None:
     world.shards_dir.mkdir()
     (world.shards_dir / ".tmp-1-54545454-a.parquet").write_bytes(b"half")
-    claim(world.catalog, world.shards_dir)
-    assert require_own(world.catalog, world.shards_dir)
+    claim(world.catalog, world.storage)
+    assert require_own(world.catalog, world.storage)

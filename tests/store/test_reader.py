@@ -40,7 +40,7 @@ def test_tenant_target_and_deadline_select(world: World) -> None:
 def test_a_merge_in_the_middle_neither_loses_nor_repeats(world: World) -> None:
     expected = fill(world, 4)
     reading = iter_sealed(
-        world.catalog, world.shards_dir, tenants=None, target=TARGET, not_after_s=world.clock()
+        world.catalog, world.storage, tenants=None, target=TARGET, not_after_s=world.clock()
     )
     found = [next(reading) for _ in range(4)]
     assert world.compactor().merge(10**6).replaced == 4
@@ -53,7 +53,7 @@ def test_a_replaced_shard_whose_file_still_lies_there_is_not_believed(
 ) -> None:
     expected = fill(world, 4)
     reading = iter_sealed(
-        world.catalog, world.shards_dir, tenants=None, target=TARGET, not_after_s=world.clock()
+        world.catalog, world.storage, tenants=None, target=TARGET, not_after_s=world.clock()
     )
     found = [next(reading)]
     with monkeypatch.context() as patch:
@@ -68,7 +68,7 @@ def test_an_erasure_in_the_middle_holds_from_the_next_shard_on(world: World) -> 
     anonymous = fill(world, 1)
     fill(world, 3, subject="ann")
     reading = iter_sealed(
-        world.catalog, world.shards_dir, tenants=None, target=TARGET, not_after_s=world.clock()
+        world.catalog, world.storage, tenants=None, target=TARGET, not_after_s=world.clock()
     )
     found = [next(reading)]
     erase_subject(world.catalog, world.keyring, tenant="acme", subject="ann", now_s=world.clock())
@@ -100,7 +100,7 @@ def test_a_shard_taken_off_the_list_is_passed_over(world: World) -> None:
     fill(world, 1)
     last = fill(world, 1)
     reading = iter_sealed(
-        world.catalog, world.shards_dir, tenants=None, target=TARGET, not_after_s=world.clock()
+        world.catalog, world.storage, tenants=None, target=TARGET, not_after_s=world.clock()
     )
     found = [next(reading)]
     with world.catalog.begin() as connection:

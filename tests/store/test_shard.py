@@ -15,8 +15,10 @@ from draftkeep.errors import StoreError
 from draftkeep.ingest.header import Header
 from draftkeep.ingest.record import SealedTrace
 from draftkeep.store import shard
-from draftkeep.store.shard import read_shard, write_shard
-from tests.store.conftest import TARGET, World
+from draftkeep.store.shard import ShardFile, read_shard
+from draftkeep.store.shard_writer import write_shard
+from draftkeep.store.storage_local import LocalStorage
+from tests.store.conftest import TARGET, World, rows
 
 COUNTS = st.integers(0, 2**63 - 1)
 HEADERS = st.fixed_dictionaries(
@@ -67,40 +69,44 @@ def forge(values: dict[str, Any], index: int, rng: random.Random) -> SealedTrace
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("shards")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> LocalStorage:
+    return LocalStorage(tmp_path_factory.mktemp("shards"))
 
 
-@given(rows=st.lists(HEADERS, min_size=1, max_size=12), seed=st.integers(0, 2**32))
+def path_of(file: ShardFile) -> Path:
+    return Path(file.storage.path(file.name))
+
+
+@given(values=st.lists(HEADERS, min_size=1, max_size=12), seed=st.integers(0, 2**32))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_every_record_comes_back_bit_for_bit(
-    directory: Path, rows: list[dict[str, Any]], seed: int
+    storage: LocalStorage, values: list[dict[str, Any]], seed: int
 ) -> None:
     rng = random.Random(seed)
-    records = [forge(values, index, rng) for index, values in enumerate(rows)]
+    records = [forge(row, index, rng) for index, row in enumerate(values)]
     file = write_shard(
-        directory, records, bucket=2**41, target=TARGET, serial=rng.randbytes(8).hex()
+        storage, rows(records), bucket=2**41, target=TARGET, serial=rng.randbytes(8).hex()
     )
-    content = file.path.read_bytes()
+    content = path_of(file).read_bytes()
     assert (file.rows, file.size_bytes) == (len(records), len(content))
     assert file.sha256 == hashlib.sha256(content).digest()
 
-    found = list(read_shard(file.path))
+    found = list(read_shard(file.storage, file.name))
     assert sorted(found, key=lambda item: item.parsed.trace_id) == records
     keys = [(h.tenant, h.domain or "", h.created_s) for h in (item.parsed for item in found)]
     assert keys == sorted(keys)
-    assert list(read_shard(file.path, tenants=["acme"])) == [
+    assert list(read_shard(file.storage, file.name, tenants=["acme"])) == [
         item for item in found if item.parsed.tenant == "acme"
     ]
 
-    column = pq.read_table(file.path, columns=["encapsulation"]).column(0)
+    column = pq.read_table(path_of(file), columns=["encapsulation"]).column(0)
     shares = {item.encapsulation for item in records}
     assert len(column) - column.null_count == len(shares)
-    file.path.unlink()
+    file.remove()
 
 
 def test_row_groups_of_other_tenants_are_not_needed(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shard, "ROW_GROUP_ROWS", 4)
     rng = random.Random(1)
@@ -123,11 +129,11 @@ def test_row_groups_of_other_tenants_are_not_needed(
         forge(base | {"tenant": tenant}, index, rng)
         for index, tenant in enumerate(["acme", "birch", "cedar"] * 8)
     ]
-    file = write_shard(directory, records, bucket=2**41, target=TARGET, serial="groups")
-    with pq.ParquetFile(file.path) as opened:
+    file = write_shard(storage, rows(records), bucket=2**41, target=TARGET, serial="groups")
+    with pq.ParquetFile(path_of(file)) as opened:
         assert opened.num_row_groups == 6
         assert shard._row_groups(opened, ["birch"]) == [2, 3]
-    found = list(read_shard(file.path, tenants=["birch"]))
+    found = list(read_shard(file.storage, file.name, tenants=["birch"]))
     assert {item.parsed.tenant for item in found} == {"birch"}
     assert len(found) == 8
     # The encapsulation lies in a row group of another tenant and is still found.
@@ -137,58 +143,59 @@ def test_row_groups_of_other_tenants_are_not_needed(
 def test_a_shard_opens_by_itself(world: World) -> None:
     sealed = [world.seal(f"body {index}".encode()) for index in range(3)]
     file = write_shard(
-        world.shards_dir, sealed, bucket=sealed[0].parsed.expiry_s, target=TARGET, serial="a"
+        world.storage, rows(sealed), bucket=sealed[0].parsed.expiry_s, target=TARGET, serial="a"
     )
     opener = world.opener()
-    opened = {opener.open(item) for item in read_shard(file.path)}
+    opened = {opener.open(item) for item in read_shard(file.storage, file.name)}
     assert opened == {b"body 0", b"body 1", b"body 2"}
 
 
 def test_a_file_may_be_unlinked_while_it_is_read(world: World) -> None:
     sealed = [world.seal() for _ in range(3)]
     file = write_shard(
-        world.shards_dir, sealed, bucket=sealed[0].parsed.expiry_s, target=TARGET, serial="a"
+        world.storage, rows(sealed), bucket=sealed[0].parsed.expiry_s, target=TARGET, serial="a"
     )
-    reading = read_shard(file.path)
+    reading = read_shard(file.storage, file.name)
     first = next(reading)
-    file.path.unlink()
+    file.remove()
     assert len([first, *reading]) == 3
 
 
 def test_what_is_not_a_shard_is_refused(tmp_path: Path, world: World) -> None:
     sealed = [world.seal()]
-    file = write_shard(world.shards_dir, sealed, bucket=1, target=TARGET, serial="a")
+    file = write_shard(world.storage, rows(sealed), bucket=1, target=TARGET, serial="a")
     short = tmp_path / "short.parquet"
-    short.write_bytes(file.path.read_bytes()[:-10])
+    short.write_bytes(path_of(file).read_bytes()[:-10])
     other = tmp_path / "other.parquet"
     pq.write_table(pa.table({"a": [1]}), other)
     later = tmp_path / "later.parquet"
-    table = pq.read_table(file.path)
+    table = pq.read_table(path_of(file))
     pq.write_table(table.replace_schema_metadata({"draftkeep.shard": "2"}), later)
+    elsewhere = LocalStorage(tmp_path)
     with pytest.raises(StoreError, match="cut short"):
-        list(read_shard(short))
+        list(read_shard(elsewhere, short.name))
     with pytest.raises(StoreError, match="format None, expected 1"):
-        list(read_shard(other))
+        list(read_shard(elsewhere, other.name))
     with pytest.raises(StoreError, match="format b'2', expected 1"):
-        list(read_shard(later))
+        list(read_shard(elsewhere, later.name))
     with pytest.raises(FileNotFoundError):
-        list(read_shard(tmp_path / "none.parquet"))
+        list(read_shard(elsewhere, "none.parquet"))
 
 
 def test_records_that_do_not_belong_in_one_shard_are_refused(world: World) -> None:
     with pytest.raises(StoreError, match="no records"):
-        write_shard(world.shards_dir, [], bucket=1, target=TARGET, serial="a")
+        write_shard(world.storage, [], bucket=1, target=TARGET, serial="a")
     with pytest.raises(StoreError, match="group records by target"):
-        write_shard(world.shards_dir, [world.seal()], bucket=1, target=b"U" * 32, serial="a")
+        write_shard(world.storage, rows([world.seal()]), bucket=1, target=b"U" * 32, serial="a")
     assert world.files() == set()
 
 
 def test_a_write_that_fails_leaves_no_file(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(table: pa.Table, path: Path, **_: object) -> None:
-        path.write_bytes(b"half")
+    def fail(writer: pq.ParquetWriter, *_: object, **__: object) -> None:
+        assert world.files()
         raise OSError("disk full")
 
-    monkeypatch.setattr(pq, "write_table", fail)
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", fail)
     with pytest.raises(OSError, match="disk full"):
-        write_shard(world.shards_dir, [world.seal()], bucket=1, target=TARGET, serial="a")
+        write_shard(world.storage, rows([world.seal()]), bucket=1, target=TARGET, serial="a")
     assert world.files() == set()

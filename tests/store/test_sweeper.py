@@ -10,7 +10,7 @@ from tests.store.conftest import PERIOD_S, START_S, TTL_S, World
 
 
 def sweeper(world: World, grace_s: float = 3600.0) -> Sweeper:
-    return Sweeper(world.catalog, world.shards_dir, clock=world.clock, grace_s=grace_s)
+    return Sweeper(world.catalog, world.storage, clock=world.clock, grace_s=grace_s)
 
 
 def count(world: World, table: sa.Table) -> int:

@@ -17,6 +17,7 @@ from draftkeep.store.rewriter import random_serial
 from draftkeep.store.schema import offsets, trace_ids
 from draftkeep.store.shard import ShardFile
 from draftkeep.store.shard_rows import add_shard, require_present
+from draftkeep.store.storage_local import LocalStorage
 
 BUCKET_S = 9
 
@@ -47,11 +48,18 @@ def write_everything(
 
 
 def _move(catalog: Catalog, directory: Path, where: LogOffset, following: int) -> None:
-    path = directory / f"{random_serial()}.parquet"
-    path.write_bytes(b"shard")
+    name = f"{random_serial()}.parquet"
+    (directory / name).write_bytes(b"shard")
+    storage = LocalStorage(directory)
     rows = following - where.start
     file = ShardFile(
-        path=path, bucket_s=BUCKET_S, target=b"T", rows=rows, size_bytes=5, sha256=b"s"
+        storage=storage,
+        name=name,
+        bucket_s=BUCKET_S,
+        target=b"T",
+        rows=rows,
+        size_bytes=5,
+        sha256=b"s",
     )
     fixed = {"bucket_s": BUCKET_S, "node": "n1", "digest": b"d", "tenant": "acme", "alias": b"a"}
     try:
@@ -68,4 +76,4 @@ def _move(catalog: Catalog, directory: Path, where: LogOffset, following: int) -
                 ],
             )
     except ConflictError:
-        path.unlink()
+        file.remove()

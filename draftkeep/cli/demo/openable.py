@@ -13,8 +13,9 @@ from draftkeep.errors import KeyDestroyedError
 from draftkeep.ingest.envelope import Opener
 from draftkeep.policies.keyring import Keyring
 from draftkeep.store.catalog import Catalog
-from draftkeep.store.nodes import node_public
+from draftkeep.store.nodes import NodePublicKeys
 from draftkeep.store.reader import iter_sealed
+from draftkeep.store.storage import open_storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +52,10 @@ def count_openable(config_path: Path, tenant: str, aliases: Collection[bytes]) -
     traces = opened = 0
     try:
         with _keyring(config) as keyring:
-            opener = Opener(
-                keyring.job_keys(), lambda name: node_public(catalog, name), clock=time.time
-            )
+            opener = Opener(keyring.job_keys(), NodePublicKeys(catalog), clock=time.time)
             for sealed in iter_sealed(
                 catalog,
-                config.state_dir / "shards",
+                open_storage(config),
                 tenants=[tenant],
                 target=None,
                 not_after_s=time.time(),

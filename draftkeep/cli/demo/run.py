@@ -14,11 +14,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from draftkeep.cli.demo.broker import make_topic, remove_topic, servers_of
 from draftkeep.cli.demo.report import write_report
 from draftkeep.cli.demo.server_process import ServerProcess
 from draftkeep.cli.demo.setup import Profile, prepare, profile_for
 from draftkeep.cli.demo.stages import Stages
-from draftkeep.errors import ConfigError
+from draftkeep.config import load_config
+from draftkeep.errors import ConfigError, DraftkeepError
 from draftkeep.files import write_file
 
 
@@ -29,23 +31,30 @@ def demo(
     state_dir: Annotated[
         Path, typer.Option(help="Where everything the demo makes is kept.")
     ] = Path("draftkeep-demo"),
+    log: Annotated[
+        str, typer.Option(help="kafka://HOST:PORT: traces go through a broker (make kafka).")
+    ] = "",
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete that directory first.")] = False,
 ) -> None:
     """Watch a drafter learn from its own service's traffic, then erase a person from it."""
     console = Console()
     try:
-        run_demo(model=model, state_dir=state_dir, fresh=fresh, console=console)
+        run_demo(model=model, state_dir=state_dir, log=log, fresh=fresh, console=console)
     except KeyboardInterrupt:
         console.print("\nInterrupted. The same command without --fresh goes on from here.")
         raise
 
 
-def run_demo(*, model: str, state_dir: Path, fresh: bool, console: Console) -> None:
-    """Run or resume the demo and leave `report.json` and `report.png` in `state_dir`."""
+def run_demo(*, model: str, state_dir: Path, log: str, fresh: bool, console: Console) -> None:
+    """Run or resume the demo and leave `report.json` and `report.png` in `state_dir`.
+
+    `log` is kafka://HOST:PORT, or empty for the node's own log.
+    """
+    servers = servers_of(log) if log else ()
     if fresh:
-        _remove(state_dir)
+        _remove(state_dir, console)
     profile = profile_for(model)
-    config_path = prepare(state_dir, profile)
+    config_path = prepare(state_dir, profile, servers)
     progress = Progress(state_dir / "demo" / "progress.json")
     if progress.done("audit"):
         console.print("This demo has already finished; --fresh starts over.")
@@ -57,6 +66,12 @@ def run_demo(*, model: str, state_dir: Path, fresh: bool, console: Console) -> N
 def _run_stages(
     profile: Profile, config_path: Path, state_dir: Path, progress: "Progress", console: Console
 ) -> None:
+    config = load_config(config_path)
+    if config.kafka.servers:
+        make_topic(config)
+        console.print(
+            f"Traces go over topic {config.kafka.topic} at {', '.join(config.kafka.servers)}"
+        )
     with ServerProcess(config_path, state_dir, console) as server:
         stages = Stages(
             profile=profile,
@@ -93,7 +108,7 @@ class Progress:
         write_file(self._path, json.dumps(self.outcomes, indent=1).encode())
 
 
-def _remove(state_dir: Path) -> None:
+def _remove(state_dir: Path, console: Console) -> None:
     if not state_dir.exists():
         return
     # Only what a demo made is deleted: a mistyped --state-dir must not cost anybody a directory.
@@ -102,4 +117,11 @@ def _remove(state_dir: Path) -> None:
             f"{state_dir} was not made by the demo, so --fresh will not delete it; "
             "choose another --state-dir"
         )
+    config_path = state_dir / "config.toml"
+    if config_path.exists() and (config := load_config(config_path)).kafka.servers:
+        try:
+            remove_topic(config)
+        except DraftkeepError as error:
+            # What it holds is unreadable without the keys that go with the directory.
+            console.print(f"Left topic {config.kafka.topic} behind: {error}", markup=False)
     shutil.rmtree(state_dir)

@@ -73,27 +73,39 @@ def profile_for(model: str) -> Profile:
     )
 
 
-def prepare(state_dir: Path, profile: Profile) -> Path:
+def prepare(state_dir: Path, profile: Profile, kafka_servers: tuple[str, ...]) -> Path:
     """Write the demo's configuration and keys once, and return the configuration's path.
 
-    A second call changes nothing. ConfigError where the directory holds a demo of another model.
+    A second call changes nothing. ConfigError where the directory holds a demo of another model,
+    or over another log.
     """
     folder = state_dir / "demo"
     folder.mkdir(parents=True, exist_ok=True)
     config_path = state_dir / "config.toml"
     if config_path.exists():
-        made_with = load_config(config_path).model.target
-        if made_with != profile.model:
-            raise ConfigError(
-                f"{state_dir} holds a demo of {made_with!r}, got --model {profile.model!r}; "
-                "add --fresh to start over, or choose another --state-dir"
-            )
+        made = load_config(config_path)
+        _require_same(state_dir, "--model", made.model.target, profile.model)
+        _require_same(state_dir, "--log", _log_url(made.kafka.servers), _log_url(kafka_servers))
     else:
         text = _config(
             state_dir, profile, _secret(folder / "api.key"), _secret(folder / "admin.key")
         )
+        if kafka_servers:
+            text += _kafka(kafka_servers, topic=f"draftkeep-demo-{secrets.token_hex(4)}")
         write_file(config_path, text.encode())
     return config_path
+
+
+def _require_same(state_dir: Path, option: str, made_with: str, given: str) -> None:
+    if made_with != given:
+        raise ConfigError(
+            f"{state_dir} holds a demo of {option} {made_with!r}, got {given!r}; add --fresh to "
+            "start over, or choose another --state-dir"
+        )
+
+
+def _log_url(kafka_servers: tuple[str, ...]) -> str:
+    return f"kafka://{','.join(kafka_servers)}" if kafka_servers else ""
 
 
 def _secret(path: Path) -> str:
@@ -133,6 +145,14 @@ name = "{TENANT}"
 api_key_sha256 = "{_sha256(api_key)}"
 domains = [{domains}]
 capture = "opt_in"
+"""
+
+
+def _kafka(servers: tuple[str, ...], *, topic: str) -> str:
+    return f"""
+[kafka]
+servers = [{", ".join(map(_quote, servers))}]
+topic = "{topic}"
 """
 
 

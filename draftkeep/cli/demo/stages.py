@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from draftkeep.cli.auditing import ask, print_result
+from draftkeep.cli.demo.broker import wait_until_forwarded
 from draftkeep.cli.demo.child import run_child
 from draftkeep.cli.demo.live_counts import LiveCounts
 from draftkeep.cli.demo.openable import Openable, aliases_of, count_openable
@@ -122,7 +123,7 @@ class Stages:
         return replace(item, max_tokens=self.profile.max_tokens)
 
     def _compaction(self, outcomes: Outcomes) -> Outcome:
-        report = json.loads(self._draftkeep("compact", capture=True))
+        report = self._compact()
         self.console.print(
             f"{report['stored']} traces in {report['shards']} shards; the compactor held no key"
         )
@@ -151,9 +152,8 @@ class Stages:
 
     def _erasure(self, outcomes: Outcomes) -> Outcome:
         # Speed was measured with store: false, so round two is the last traffic that was kept.
-        self._draftkeep("compact", capture=True)
-        rng = random.Random(ROUND_ONE_SEED)  # noqa: S311 (which of our own users is erased)
-        subject = f"sql-user-{rng.randrange(20):03d}"
+        self._compact()
+        subject = self._whom_to_erase()
         found = self._find_traces(subject)
         endpoint = self.server.endpoint
         with endpoint.client() as client:
@@ -163,7 +163,8 @@ class Stages:
         opened_after = count_openable(self.config_path, TENANT, found.aliases)
         self.console.print(
             f"One person erased: {found.traces} traces, {found.opened} opened before, "
-            f"{opened_after.opened} open now"
+            f"{opened_after.opened} open now; drafters that had learned from them and are "
+            f"quarantined: {result['drafters_quarantined']}"
         )
         return {
             "traces": found.traces,
@@ -171,6 +172,32 @@ class Stages:
             "opened_after": opened_after.opened,
             "result": result,
         }
+
+    def _whom_to_erase(self) -> str:
+        """One of our own users: one whom a drafter learned from, where there is any.
+
+        The first choice stands, also for a demo that is interrupted in the erasure.
+        """
+        path = self.state_dir / "demo" / "erasing-whom.json"
+        if path.exists():
+            return str(json.loads(path.read_text()))
+        rows = ask(load_config(self.config_path), "SELECT DISTINCT alias FROM lineage").rows
+        learned = {bytes.fromhex(alias) for (alias,) in rows}
+        people = [f"sql-user-{number:03d}" for number in range(20)]
+        random.Random(ROUND_ONE_SEED).shuffle(people)  # noqa: S311 (not a secret)
+        chosen = next(
+            (name for name in people if aliases_of(self.config_path, TENANT, name) & learned),
+            people[0],
+        )
+        write_file(path, json.dumps(chosen).encode())
+        return chosen
+
+    def _compact(self) -> Outcome:
+        config = load_config(self.config_path)
+        if config.kafka.servers:
+            wait_until_forwarded(config)
+        report: Outcome = json.loads(self._draftkeep("compact", capture=True))
+        return report
 
     def _find_traces(self, subject: str) -> Openable:
         """The person's traces before the erasure, remembered for a demo that is interrupted in it:

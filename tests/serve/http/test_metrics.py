@@ -37,7 +37,9 @@ def total(found: dict[str, Any], name: str, **labels: str) -> float:
 @pytest.fixture
 def served(stations: Callable[..., Any], publish: Callable[..., bytes]) -> Any:
     """A node that drafted, swapped, captured, dropped, declined, refused and answered."""
-    station = stations(serve={"floor": "ngram"})
+    # Nobody listens there: a node serves and captures without its brokers.
+    kafka = {"servers": ["127.0.0.1:1"], "deadline_s": 1}
+    station = stations(serve={"floor": "ngram"}, kafka=kafka)
     station.chat(max_tokens=12, ignore_eos=True, metadata={"domain": "sql"})
     station.chat(max_tokens=5, ignore_eos=True, tenant="open")
     station.node.registry.set_channel("everyone", "stable", publish(station, vocab=512), at_s=0.0)
@@ -75,6 +77,15 @@ def test_a_served_node_counts_what_it_did(served: Any) -> None:
     assert total(found, "draftkeep_http_responses", route=chat, status="200") == 3
     assert total(found, "draftkeep_http_responses", route=chat, status="404") == 1
     assert total(found, "draftkeep_http_responses", route="other", status="404") == 1
+    station = served
+    station.wait_for(
+        lambda: (
+            total(families(station), "draftkeep_forward_failures") > 0
+            and total(families(station), "draftkeep_spool_records") == 1
+        )
+    )
+    assert total(found, "draftkeep_forwarded_records") == 0
+    assert total(found, "draftkeep_spool_cap_bytes") == served.node._config.log.cap_bytes
     current = stats.drafter.hex()[:12]
     assert total(found, "draftkeep_drafter_info", drafter=current) == 1
     for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds"):

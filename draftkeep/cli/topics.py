@@ -1,0 +1,146 @@
+"""`draftkeep topic`: make the topic that carries the traces, look at it, delete it."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from draftkeep.cli.auditing import open_existing
+from draftkeep.cli.tables import plain_table, table_console
+from draftkeep.config import Config, load_config
+from draftkeep.errors import ConfigError, InputError
+
+if TYPE_CHECKING:
+    from draftkeep.ingest.kafka_client import KafkaAccess
+
+topic_app = typer.Typer(help="Make, show or delete the Kafka topic.", no_args_is_help=True)
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", envvar="DRAFTKEEP_CONFIG", help="Configuration file (TOML)."),
+]
+MAX_REPLICAS = 3
+
+
+@topic_app.command("create")
+def create(
+    config: ConfigOption = None,
+    partitions: Annotated[int, typer.Option(min=1, help="As many can compact at once.")] = 8,
+    replicas: Annotated[
+        int | None, typer.Option(min=1, help="Copies; as many as brokers, at most 3, by default.")
+    ] = None,
+) -> None:
+    """Make the topic with the settings that retention.ttl_s needs."""
+    from draftkeep.ingest.kafka_settings import broker_settings
+    from draftkeep.ingest.kafka_topic import create_topic, read_retention
+
+    settings = _with_kafka(load_config(config))
+    access, name = _access(settings), settings.kafka.topic
+    ttl_s = settings.retention.ttl_s
+    if replicas is None:
+        with access.admin() as admin:
+            replicas = min(MAX_REPLICAS, len(broker_settings(admin)))
+    create_topic(access, name, partitions=partitions, replicas=replicas, ttl_s=ttl_s)
+    retention = read_retention(access, name)
+    _say(f"{name}: {partitions} partitions, {replicas} replicas")
+    _say(f"a record gets {retention.worst_case_age_s:g} s old at most, of {ttl_s} s")
+    for problem in retention.problems(ttl_s):
+        _say(f"{problem}")
+    if retention.problems(ttl_s):
+        raise typer.Exit(1)
+
+
+@topic_app.command("show")
+def show(config: ConfigOption = None) -> None:
+    """Show partitions, what was compacted of each, and how old a record can get."""
+    from draftkeep.ingest.kafka_state import look_at_topic
+    from draftkeep.ingest.kafka_topic import read_retention
+    from draftkeep.store.topic_removal import committed_offsets
+
+    settings = _with_kafka(load_config(config))
+    access, name = _access(settings), settings.kafka.topic
+    with access.admin() as admin:
+        state = look_at_topic(admin, name)
+    if state is None:
+        raise InputError(f"there is no topic {name}; make it with draftkeep topic create")
+    retention = read_retention(access, name)
+    try:
+        catalog = open_existing(settings)
+    except ConfigError:
+        committed = {}
+    else:
+        committed = committed_offsets(catalog, state)
+        catalog.close()
+    _say(f"{name}: id {state.topic}, cluster {state.cluster}")
+    _say(
+        f"retention.ms {retention.retention_ms}, segment.ms {retention.segment_ms}: a record gets "
+        f"{retention.worst_case_age_s:g} s old at most, of {settings.retention.ttl_s} s"
+    )
+    columns = ("partition", "leader", "replicas", "in sync", "first", "committed", "end", "lag")
+    rows = [
+        (
+            number,
+            partition.leader,
+            ", ".join(map(str, partition.replicas)),
+            "all" if partition.in_sync else "not all",
+            partition.first,
+            committed.get(number),
+            partition.following,
+            partition.following - max(committed.get(number, 0), partition.first),
+        )
+        for number, partition in sorted(state.partitions.items())
+    ]
+    table_console().print(plain_table(columns, rows))
+
+
+@topic_app.command("delete")
+def delete(
+    config: ConfigOption = None,
+    discard_unread: Annotated[
+        bool, typer.Option("--discard-unread", help="Also where records are in no shard yet.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Needed: it cannot be undone.")] = False,
+) -> None:
+    """Delete the topic with every record in it, and forget how far it was read."""
+    from draftkeep.store.topic_removal import remove_topic
+
+    settings = _with_kafka(load_config(config))
+    name = settings.kafka.topic
+    if not yes:
+        raise InputError(f"deleting {name} cannot be undone; stop its nodes, and give --yes")
+    catalog = open_existing(settings)
+    try:
+        removed = remove_topic(
+            catalog,
+            _access(settings),
+            name,
+            discard_unread=discard_unread,
+            now_s=time.time(),
+            patience_s=settings.kafka.deadline_s,
+        )
+    finally:
+        catalog.close()
+    if removed.topic is None:
+        _say(
+            f"the catalog has forgotten {removed.offsets} offsets of an earlier {name}; nothing "
+            "was deleted. To delete a topic of that name that is there, call this again"
+        )
+    else:
+        _say(f"{name} is deleted; {removed.discarded} records were in no shard")
+
+
+def _with_kafka(config: Config) -> Config:
+    if not config.kafka.servers:
+        raise ConfigError("kafka.servers is empty: the node's own log is the broker; set it first")
+    return config
+
+
+def _access(config: Config) -> "KafkaAccess":
+    from draftkeep.ingest.kafka_client import KafkaAccess
+
+    return KafkaAccess.configured(config.kafka)
+
+
+def _say(line: str) -> None:
+    Console(highlight=False, markup=False, soft_wrap=True).print(line)
