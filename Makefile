@@ -9,7 +9,7 @@ ARGS ?=
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup services kafka demo test lint types unit format pins bench bench-serving bench-streams bench-store bench-faults clean
+.PHONY: help setup services kafka demo test lint types unit format pins bench bench-serving bench-streams bench-store bench-faults bench-scale clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -70,6 +70,9 @@ bench-store: $(INSTALLED) ## rates of the log, the forwarder, the compactor, the
 
 bench-faults: $(INSTALLED) ## a thousand kills, then outages of ten minutes (ARGS=kills for one of them; 15 + 60 min)
 	$(BIN)/python -m bench.faults $(ARGS)
+
+bench-scale: $(INSTALLED) ## whether costs stay flat while a store fills (ARGS=DIRECTORY; half an hour)
+	$(BIN)/python -m bench.scale $(ARGS)
 
 clean: ## remove the virtual environment and caches; state directories stay
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -186,7 +186,7 @@ class Sealer:
 
 
 class Opener:
-    """Opens sealed traces while their keys live. Thread-safe; keeps nothing between calls.
+    """Opens sealed traces while their keys live. Thread-safe; keys are kept by `JobKeys` alone.
 
     `node_public` gives the signing key of an enrolled node by name, None for any other.
     """

@@ -37,6 +37,14 @@ from draftkeep.policies.subject_rows import SubjectKey, SubjectKind, SubjectRows
 
 __all__ = ["Issuer", "JobKeys", "Keyring", "NodeKeys", "SubjectKey", "SubjectKind"]
 
+# Rows that one commit deletes: what it takes is what a seal may have to wait.
+_CHUNK = 5000
+_EXPIRED_ALIASES = (
+    "(period_id, alias) IN (SELECT period_id, alias FROM aliases WHERE period_id IN "
+    "(SELECT period_id FROM periods WHERE destroy_at_s <= ?)"
+)
+_EXPIRED_SUBJECTS = "subject_id IN (SELECT subject_id FROM subjects WHERE last_destroy_at_s <= ?"
+
 
 class Keyring:
     """All roles over one keys directory. Any number of processes may open it at once.
@@ -187,7 +195,9 @@ class Keyring:
         """Destroy every key whose deadline is at or before `now_s`; how many keys that was.
 
         Periods go with their aliases; subjects, named or anonymous, go when the last period they
-        were used in has gone. Bytes and errors as in `destroy_subject`.
+        were used in has gone. Many rows go in several commits, the periods in the last, so that no
+        seal waits for all of them; a repetition goes on after a kill. Bytes and errors as in
+        `destroy_subject`.
         """
         due = self._db.read(
             "SELECT 1 FROM periods WHERE destroy_at_s <= ?1 UNION ALL "
@@ -196,6 +206,8 @@ class Keyring:
         )
         if not due:
             return self._nothing_destroyed()
+        self._destroy_most("aliases", _EXPIRED_ALIASES, now_s)
+        destroyed = self._destroy_most("subjects", _EXPIRED_SUBJECTS, now_s)
         with self._db.erase() as connection:
             connection.execute(
                 "DELETE FROM aliases WHERE period_id IN "
@@ -208,7 +220,19 @@ class Keyring:
             subjects = connection.execute(
                 "DELETE FROM subjects WHERE last_destroy_at_s <= ?", (now_s,)
             ).rowcount
-        return periods + subjects
+        return destroyed + periods + subjects
+
+    def _destroy_most(self, table: str, query: str, now_s: float) -> int:
+        """Delete the rows that a query finds, `_CHUNK` in a commit; how many that was."""
+        destroyed, deleted = 0, _CHUNK
+        while deleted == _CHUNK:
+            with self._db.write() as connection:
+                deleted = connection.execute(
+                    f"DELETE FROM {table} WHERE {query} LIMIT ?)",  # noqa: S608
+                    (now_s, _CHUNK),
+                ).rowcount
+            destroyed += deleted
+        return destroyed
 
     def _nothing_destroyed(self) -> int:
         # The rows may be gone already and only their bytes left, from a call that was interrupted.

@@ -30,6 +30,7 @@ _SCRUB_TRIES = 40
 _SCRUB_PAUSE_S = 0.25
 
 # WITHOUT ROWID: row numbers would keep the order in which aliases and subjects came, and link them.
+# Aliases lie by period, so that a period's end takes neighbours.
 _SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID;
 CREATE TABLE periods (
@@ -45,8 +46,7 @@ CREATE TABLE subjects (
 CREATE INDEX subjects_by_deadline ON subjects (last_destroy_at_s);
 CREATE TABLE aliases (
     alias BLOB NOT NULL, period_id BLOB NOT NULL, pointer_wrapped BLOB NOT NULL,
-    PRIMARY KEY (alias, period_id)) WITHOUT ROWID;
-CREATE INDEX aliases_by_period ON aliases (period_id);
+    PRIMARY KEY (period_id, alias)) WITHOUT ROWID;
 """
 
 Row = tuple[Any, ...]

@@ -9,7 +9,7 @@ from sqlalchemy.engine import Connection
 from draftkeep.ingest.header import Header
 from draftkeep.store.catalog import CHUNK
 from draftkeep.store.database import utf8
-from draftkeep.store.schema import tombstones, trace_ids
+from draftkeep.store.schema import periods, tombstones, trace_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,12 @@ def erased_shards() -> sa.CompoundSelect[int | None]:
         stone.kind == "alias", stone.value == trace.alias, stone.period_id == trace.period_id
     )
     by_trace = sa.and_(stone.kind == "trace", stone.value == trace.trace_id)
-    by_tenant = sa.and_(stone.kind == "tenant", stone.value == utf8(trace.tenant))
+    # Through the tenant's periods, which traces are indexed by; a trace is stored in one of these.
+    by_tenant = sa.and_(
+        stone.kind == "tenant",
+        stone.value == utf8(periods.c.tenant),
+        periods.c.period_id == trace.period_id,
+    )
     return sa.union(
         *(
             sa.select(trace.shard).where(condition, trace.shard.is_not(None))

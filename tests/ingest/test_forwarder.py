@@ -322,6 +322,8 @@ class ToldWriter(KafkaWriter):
 class MemoryLog:
     """A log of numbers that can refuse to free."""
 
+    name = "traces"
+
     def __init__(self) -> None:
         self.first = 0
         self.records: list[bytes] = []

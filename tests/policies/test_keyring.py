@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from draftkeep.config import RetentionConfig
-from draftkeep.errors import ConfigError, DeniedError, KeyDestroyedError, StoreError
+from draftkeep.errors import ConfigError, DeniedError, EnvelopeError, KeyDestroyedError, StoreError
 from draftkeep.policies import names, period_keys
 from draftkeep.policies.keyring import JobKeys, Keyring, NodeKeys
 
@@ -176,6 +176,28 @@ def test_a_job_opens_with_both_keks(keyring: Keyring, tmp_path: Path, clock: Clo
     with pytest.raises(KeyDestroyedError):
         job.period_private_key(bytes(16))
     job.close()
+
+
+def test_a_share_opens_for_its_node_alone_and_while_its_period_lives(
+    keyring: Keyring, now_s: list[float]
+) -> None:
+    record = keyring.ensure_period("acme", START_S)
+    job, share, info = keyring.job_keys(), b"s" * period_keys.SHARE_BYTES, b"a node"
+    sealed = period_keys.seal_share(record.public_key, share, info)
+    for _ in range(2):
+        assert job.at(record.period_id).share(sealed, info) == share
+        with pytest.raises(EnvelopeError):
+            job.at(record.period_id).share(sealed, b"another node")
+    later = keyring.ensure_period("acme", START_S + 100)
+    with pytest.raises(EnvelopeError):
+        job.at(later.period_id).share(sealed, info)
+    now_s[0] = record.destroy_at_s
+    with pytest.raises(KeyDestroyedError):
+        job.at(record.period_id)
+    assert keyring.destroy_expired(now_s[0]) > 0
+    now_s[0] = START_S
+    with pytest.raises(KeyDestroyedError):
+        job.at(record.period_id)
 
 
 def test_an_altered_record_is_not_used(

@@ -4,7 +4,8 @@ import hashlib
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,46 @@ def test_deadlines_destroy_periods_and_what_only_they_kept(
     assert node.subject("acme", "bob", second).key == bob.key
     assert keyring.destroy_expired(START_S + 500) == 2
     assert keyring.aliases_of("acme", "bob") == []
+
+
+def test_a_large_period_ends_in_many_commits_and_a_kill_between_them_changes_nothing(
+    keyring: Keyring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = keyring.node_keys()
+    first, second = (keyring.ensure_period("acme", START_S + at).period_id for at in (0, 100))
+    for number in range(7):
+        node.subject("acme", f"early-{number}", first)
+        node.subject("acme", f"late-{number}", second)
+    commits: list[int] = []
+    write = KeyringDb.write
+
+    @contextmanager
+    def counted(self: KeyringDb) -> Iterator[sqlite3.Connection]:
+        with write(self) as connection:
+            yield connection
+            commits.append(len(commits))
+
+    def killed(self: KeyringDb) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("draftkeep.policies.keyring._CHUNK", 3)
+    with monkeypatch.context() as patched:
+        patched.setattr(KeyringDb, "erase", killed)
+        with pytest.raises(KeyboardInterrupt):
+            keyring.destroy_expired(START_S + 400)
+    assert keyring.period(first) is not None
+    assert keyring.aliases_of("acme", "early-0") == []
+    for number in range(4):
+        node.subject("acme", f"more-{number}", first)
+    monkeypatch.setattr(KeyringDb, "write", counted)
+    assert keyring.destroy_expired(START_S + 400) == 5
+    # Two for four aliases, two for four subjects, and the period's own.
+    assert len(commits) == 5
+    assert keyring.period(first) is None
+    connection = sqlite3.connect(tmp_path / "keys" / "keyring.db")
+    assert connection.execute("SELECT DISTINCT period_id FROM aliases").fetchall() == [(second,)]
+    connection.close()
+    assert all(keyring.aliases_of("acme", f"late-{number}") for number in range(7))
 
 
 def test_another_process_erasing_empties_the_caches_here(

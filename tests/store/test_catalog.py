@@ -17,7 +17,7 @@ from draftkeep.store import schema
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.drops import add_drops
 from draftkeep.store.jobs import JobInput, end_job, is_contaminated, start_job
-from draftkeep.store.nodes import enrol_node, load_nodes, node_public, revoke_node
+from draftkeep.store.nodes import NodePublicKeys, enrol_node, load_nodes, node_public, revoke_node
 from draftkeep.store.periods import load_periods, publish_period
 
 
@@ -145,6 +145,17 @@ def test_the_file_is_a_plain_sqlite_database(tmp_path: Path) -> None:
         names = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
     connection.close()
     assert set(schema.metadata.tables) <= names
+
+
+def test_a_reader_keeps_the_keys_it_found_and_asks_again_for_others(catalog: Catalog) -> None:
+    publics = NodePublicKeys(catalog)
+    assert publics("n1") is None
+    enrol_node(catalog, "n1", b"p" * 32, ["acme"], 10.0)
+    assert publics("n1") == b"p" * 32
+    revoke_node(catalog, "n1", 20.0)
+    catalog.close()
+    assert publics("n1") == b"p" * 32
+    assert publics("n2") is None
 
 
 def test_enrolling_again_replaces_the_tenants_and_keeps_the_date(catalog: Catalog) -> None:

@@ -1,0 +1,47 @@
+"""Tombstones of every kind take the rows they cover, and no others."""
+
+import pytest
+import sqlalchemy as sa
+
+from draftkeep.store import schema
+from draftkeep.store.catalog import Catalog
+from tests.store.conftest import World, ids
+
+
+def _lay(catalog: Catalog, kind: str, value: bytes) -> None:
+    with catalog.begin() as connection:
+        connection.execute(
+            sa.insert(schema.erasures).values(
+                id=b"e",
+                tenant="acme",
+                subject_ref=b"",
+                state="planned",
+                planned_s=1.0,
+                aliases=0,
+                traces=0,
+                keys_destroyed=0,
+                drafters_quarantined=0,
+                channels_moved=0,
+                jobs_contaminated=0,
+            )
+        )
+        connection.execute(
+            sa.insert(schema.tombstones).values(
+                kind=kind, value=value, period_id=b"", tenant="acme", erasure=b"e", at_s=1.0
+            )
+        )
+
+
+@pytest.mark.parametrize("kind", ["tenant", "trace"])
+def test_a_rewrite_finds_what_a_tombstone_covers(world: World, kind: str) -> None:
+    acme = [world.seal(tenant="acme") for _ in range(3)]
+    world.clock.now_s += 3600
+    acme.append(world.seal(tenant="acme"))
+    birch = [world.seal(tenant="birch") for _ in range(2)]
+    world.append(*acme, *birch)
+    world.compactor().run_once()
+    covered, left = (acme, birch) if kind == "tenant" else (acme[:1], [*acme[1:], *birch])
+    _lay(world.catalog, kind, b"acme" if kind == "tenant" else acme[0].parsed.trace_id)
+    assert world.compactor().rewrite_erased().rows_removed == len(covered)
+    assert ids(world.stored()) == ids(left)
+    assert world.compactor().rewrite_erased().replaced == 0
