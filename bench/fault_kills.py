@@ -28,6 +28,7 @@ from tests.services.postgres import running_postgres
 _PACKAGES = ("kafka-python", "sqlalchemy", "psycopg", "pyarrow", "duckdb")
 _BROKERS = (1, 3)
 _KILLS_PER_OUTAGE = 15
+_TALLIES = ("weather", "places", "frozen_places")
 _SUMS = ("kills", "acknowledged", "stored", "in_kafka", "lost", "doubled", "freezes", "exits")
 
 
@@ -132,7 +133,7 @@ def _rows(rounds: Sequence[dict[str, Any]]) -> list[Row]:
 
 def _conditions(rounds: Sequence[dict[str, Any]]) -> dict[str, object]:
     """What was run; the tallies of all rounds together, kills by the place where they hit."""
-    merged: dict[str, Counter[str]] = {"weather": Counter(), "places": Counter()}
+    merged: dict[str, Counter[str]] = {name: Counter() for name in _TALLIES}
     for name, tally in merged.items():
         for found in rounds:
             tally.update(found[name])

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from bench import fault_outages
 from bench.fault_kills import Kills, run_kills
 from bench.results import RESULTS_DIR
 from draftkeep.store.models import default_cache_dir
@@ -45,6 +46,10 @@ def main(arguments: Sequence[str]) -> int:
             results_dir=options.results_dir,
             fresh=options.fresh,
             console=Console(),
+        )
+    if "outages" in parts:
+        status |= fault_outages.main(
+            ["--seconds", str(options.seconds), "--results-dir", str(options.results_dir)]
         )
     return status
 

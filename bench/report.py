@@ -19,7 +19,7 @@ from bench.results import RESULTS_DIR
 from draftkeep.errors import InputError
 
 # What tells two rows of one metric apart.
-_KINDS = ("drafter", "sampling", "at_a_time", "database", "percentile")
+_KINDS = ("drafter", "sampling", "at_a_time", "database", "percentile", "outage")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +60,8 @@ BARS = {
     "emit_p99_ms": Bar(value=1, least=False),
     "catalog_commit_ms": Bar(value=20, least=False),
     "read_positions_s_core": Bar(value=0.5e6),
+    "kills": Bar(value=1000),
+    "lost": Bar(value=0, least=False),
 }
 
 

@@ -25,6 +25,7 @@ FOUND: dict[str, Any] = {
     "doubled": 0,
     "in_kafka": 101,
     "places": {"forward: in append": 7},
+    "frozen_places": {"compact: in advance": 1},
 }
 
 

@@ -5,9 +5,10 @@ lines on stdin, one answer each on stdout:
 
     {"start": KIND, ...}   {"pid": ...}
     {"kill": PID}          SIGKILL, then how it ended
-    {"look": PID}          {} while it lives, then how it ended
+    {"look": PID}          {} while it lives, {"stopped": ...} after a SIGSTOP, then how it ended
 
-How it ended is {"signal": ...} or {"exit": ...}, with the child's mark. Ends at end of file.
+How it ended is {"signal": ...} or {"exit": ...}; these and a stop come with the child's mark. Ends
+at end of file.
 
 The warm process may not start a thread: a forked child has only the thread that forked it.
 """
@@ -56,10 +57,13 @@ class _Nursery:
     def end(self, pid: int, *, kill: bool) -> dict[str, int]:
         if kill:
             os.kill(pid, signal.SIGKILL)
-        found, status = os.waitpid(pid, 0 if kill else os.WNOHANG)
+        found, status = os.waitpid(pid, 0 if kill else os.WNOHANG | os.WUNTRACED)
         if found == 0:
             return {}
-        mark = self._marks.pop(pid)[0]
+        mark = self._marks[pid][0]
+        if os.WIFSTOPPED(status):
+            return {"stopped": os.WSTOPSIG(status), "mark": mark}
+        del self._marks[pid]
         if os.WIFSIGNALED(status):
             return {"signal": os.WTERMSIG(status), "mark": mark}
         return {"exit": os.WEXITSTATUS(status), "mark": mark}
@@ -146,7 +150,7 @@ class ForkServer:
         return self._ask({"kill": pid})
 
     def look(self, pid: int) -> dict[str, int]:
-        """How a child ended; empty while it lives."""
+        """How a child ended, or that it stopped since it was last asked; else empty."""
         return self._ask({"look": pid})
 
     def close(self) -> None:

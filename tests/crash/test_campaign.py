@@ -52,14 +52,23 @@ def test_every_acknowledged_trace_is_stored_exactly_once(conduct: Conduct) -> No
 @pytest.mark.parametrize(
     ("planted", "aim", "found"),
     [
-        ("free_early", "forward: in KafkaWriter.append", "lost"),
+        ("free_early", "forward: in Sending.wait", "lost"),
         ("offset_early", "compact: in write_shard", "lost"),
-        ("forget_ids", "forward: after KafkaWriter.append", "doubled"),
+        ("forget_ids", "forward: after Sending.wait", "doubled"),
     ],
 )
 def test_a_planted_fault_is_found(conduct: Conduct, planted: str, aim: str, found: str) -> None:
     outcome = conduct(
-        Plan(kills=3, seed=1, nodes=1, compactors=1, outages=0, planted=planted, aims=(aim,))
+        Plan(
+            kills=3,
+            seed=1,
+            nodes=1,
+            rivals=0,
+            compactors=1,
+            outages=0,
+            planted=planted,
+            aims=(aim,),
+        )
     )
     assert getattr(outcome.count, found) > 0
     assert set(outcome.tally.places) == {aim}

@@ -6,7 +6,6 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 
 import duckdb
 import sqlalchemy as sa
@@ -15,6 +14,7 @@ from kafka import KafkaConsumer, TopicPartition
 from draftkeep.ingest.envelope import Opener
 from draftkeep.store.nodes import node_public
 from draftkeep.store.shard import read_shard
+from draftkeep.store.storage import open_storage
 from tests.crash.campaign.acks import read_acks
 from tests.crash.campaign.roles import is_whole
 from tests.crash.campaign.site import Site, node_name
@@ -79,7 +79,7 @@ def count(site: Site, *, nodes: int, partitions: int) -> Count:
         unlisted=len(set(rows) ^ _rows_in_catalog(site)),
         undead=_undead(site, files),
         strays=len({path.name for path in site.shards_dir.iterdir()} ^ set(listed)),
-        damaged=_damaged(site, files),
+        damaged=_damaged(site, listed),
         complaint=_complaint(site),
     )
 
@@ -132,16 +132,17 @@ def _undead(site: Site, files: list[str]) -> int:
     return int(found[0])
 
 
-def _damaged(site: Site, files: list[str]) -> int:
+def _damaged(site: Site, listed: list[str]) -> int:
     """Of a few traces from every part of the store, how many do not open to what was sealed."""
     opener = Opener(
         site.keyring.job_keys(),
-        lambda name: node_public(site.catalog, name),
+        lambda node: node_public(site.catalog, node),
         clock=time.time,
     )
+    storage = open_storage(site.config)
     damaged = opened = 0
-    for file in files:
-        for number, sealed in enumerate(read_shard(Path(file))):
+    for name in listed:
+        for number, sealed in enumerate(read_shard(storage, name)):
             if number == 3 or opened == _OPENED:
                 break
             opened += 1

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-ROLES = ("node", "forward", "compact", "chores")
 # How often each role is hit, for one that runs once. Forwarders and compactors are the point.
 _WEIGHTS = {"node": 1, "forward": 3, "compact": 3, "chores": 2}
 
@@ -14,6 +13,7 @@ _WEIGHTS = {"node": 1, "forward": 3, "compact": 3, "chores": 2}
 class Plan:
     """How many processes run and how many are killed.
 
+    Of every node's log there is one forwarder, and of the first `rivals` logs a second one.
     `outages` times a broker or the database goes away while the others go on. `planted` names a
     fault of `plants`, and `aims` are the only places where processes then die, as `points` spells
     them; without aims, about half of the processes are told a place and the rest die by the clock.
@@ -22,6 +22,7 @@ class Plan:
     kills: int
     seed: int
     nodes: int = 2
+    rivals: int = 1
     compactors: int = 3
     partitions: int = 4
     outages: int = 3
@@ -30,8 +31,13 @@ class Plan:
 
     def slots(self) -> list[tuple[str, int]]:
         """Role and number of every process that is kept running."""
-        counts = {"node": self.nodes, "forward": self.nodes, "compact": self.compactors}
-        return [(role, number) for role in ROLES for number in range(counts.get(role, 1))]
+        numbers = {
+            "node": [*range(self.nodes)],
+            "forward": [*range(self.nodes), *range(self.rivals)],
+            "compact": [*range(self.compactors)],
+            "chores": [0],
+        }
+        return [(role, number) for role, those in numbers.items() for number in those]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,6 +48,13 @@ def offset_early() -> None:
     patch(f"{_COMPACTOR}:advance", lambda _: lambda *_arguments: None)
 
 
+class _Amnesia(dict[Any, Any]):
+    """Has nothing, whatever it is given."""
+
+    def __contains__(self, key: object) -> bool:
+        return False
+
+
 def forget_ids() -> None:
     """A compactor that trusts offsets alone and does not ask which traces it has."""
 
@@ -59,7 +66,7 @@ def forget_ids() -> None:
             connection, table, rows
         )
 
-    patch(f"{_COMPACTOR}:_known_digests", lambda _: lambda *_arguments: {})
+    patch(f"{_COMPACTOR}:_known_digests", lambda _: lambda *_arguments: _Amnesia())
     patch(f"{_COMPACTOR}:insert_many", wrap)
 
 

@@ -29,23 +29,29 @@ POINTS = {
     ),
     "forward": (
         f"{_INGEST}.log_reader:LogReader.read",
-        f"{_INGEST}.kafka_writer:KafkaWriter.append",
+        f"{_INGEST}.kafka_writer:KafkaWriter.begin",
+        f"{_INGEST}.kafka_writer:Sending.wait",
         f"{_INGEST}.log_reader:delete_rows",
         f"{_INGEST}.log_reader:remove_files",
         f"{_INGEST}.log_reader:LogReader.free",
     ),
     "compact": (
-        f"{_STORE}.compactor:claim",
+        "draftkeep.cli.compacting:claim",
+        f"{_INGEST}.kafka_group:KafkaGroup.assigned",
+        f"{_STORE}.compactor:locate",
         f"{_INGEST}.kafka_log:KafkaLog.read",
         f"{_STORE}.compactor:write_shard",
         f"{_STORE}.compactor:advance",
         f"{_STORE}.compactor:add_shard",
         f"{_STORE}.compactor:insert_many",
         f"{_STORE}.compactor:Compactor._store",
-        f"{_INGEST}.kafka_log:KafkaLog.free",
+        f"{_STORE}.rewriter:_replace",
+        f"{_STORE}.log_deletions:record_steps",
+        f"{_STORE}.log_deletions:delete_below",
     ),
     "chores": (
         f"{_STORE}.rewriter:_copy",
+        f"{_STORE}.rewriter:write_tables",
         f"{_STORE}.rewriter:lock_shards",
         f"{_STORE}.rewriter:_swap",
         f"{_STORE}.rewriter:_replace",
@@ -63,11 +69,20 @@ def places(role: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aim:
-    """Die `delay_s` after coming to a place (an index into `places`) for the `pass_`th time."""
+    """Die `delay_s` after coming to a place (an index into `places`) for the `pass_`th time.
+
+    Or stop there, with `freeze`, until somebody lets it go on.
+    """
 
     place: int
     pass_: int
     delay_s: float
+    freeze: bool
+
+    def fire(self) -> None:
+        """Do it, to the process that asks."""
+        time.sleep(self.delay_s)
+        os.kill(os.getpid(), signal.SIGSTOP if self.freeze else signal.SIGKILL)
 
 
 def install(role: str, child: Child) -> None:
@@ -103,13 +118,9 @@ class _Watch:
         self._passes += 1
         if self._passes == self._aim.pass_:
             if self._aim.delay_s == 0:
-                _die()
-            threading.Thread(target=_die, args=(self._aim.delay_s,), daemon=True).start()
-
-
-def _die(delay_s: float = 0.0) -> None:
-    time.sleep(delay_s)
-    os.kill(os.getpid(), signal.SIGKILL)
+                self._aim.fire()
+            else:
+                threading.Thread(target=self._aim.fire, daemon=True).start()
 
 
 def _watched(function: Callable[..., Any], *, watch: _Watch, place: int) -> Callable[..., Any]:

@@ -4,23 +4,22 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
+from draftkeep.cli.compacting import compact_forever
+from draftkeep.cli.forwarding import forward_forever
 from draftkeep.config import Config
 from draftkeep.errors import DraftkeepError, StoreError
-from draftkeep.ingest.kafka_client import KafkaAccess
-from draftkeep.ingest.kafka_log import KafkaLog
-from draftkeep.ingest.kafka_writer import KafkaWriter
+from draftkeep.ingest.kafka_group import KafkaGroup
 from draftkeep.ingest.record import encode_record
 from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.ingest.trace import Provenance
 from draftkeep.policies.keyring import Keyring
 from draftkeep.policies.signing import SigningKey
 from draftkeep.serve.sealing import PublishingSealer
-from draftkeep.store.anchors import ISSUER, read_anchor
 from draftkeep.store.catalog import Catalog
-from draftkeep.store.compactor import Compactor
 from draftkeep.store.rewriter import merge, random_serial, rewrite_erased
+from draftkeep.store.storage import open_storage
 from draftkeep.store.sweeper import Sweeper
 from tests.crash.campaign.acks import AckFile
 from tests.crash.campaign.site import DOOMED, DOOMED_PREFIX, TENANT, log_dir
@@ -30,6 +29,8 @@ _TARGET = b"t" * 32
 _TOKENIZER = b"k" * 32
 _MERGE_BYTES = 4 * 1024**2
 _SWEEP_GRACE_S = 0.5
+_SESSION_S = 1.5
+_EVERY_S = 0.1
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
@@ -107,67 +108,35 @@ def is_whole(body: bytes) -> bool:
 
 
 def forward(config: Config, _child: Child) -> None:
-    """Move the node's log to Kafka and free what is acknowledged."""
-    writer = KafkaWriter(
-        _access(config),
-        config.kafka.topic,
-        budget_bytes=config.kafka.budget_bytes,
-        deadline_s=config.kafka.deadline_s,
-    )
-    log = _insist(SqliteLog.open_reader, log_dir(config))
-    while True:
-        first, _ = _insist(log.bounds)
-        records = _insist(log.read, first, 200, 1024**2)
-        if records:
-            values = [record.data for record in records]
-            _insist(writer.append, values, keys=[data[:64] for data in values])
-            _insist(log.free, records[-1].offset + 1)
-        time.sleep(0.01)
+    """What `draftkeep forward` does beside a node, on that node's log."""
+    forward_forever(config)
 
 
-def compact(config: Config, child: Child) -> None:
-    """Move every partition into shards, whichever has something."""
-    catalog = Catalog.configured(config)
-    compactors: dict[int, Compactor] = {}
-    while True:
-        partition = child.draw.randrange(child.request["partitions"])
-        try:
-            if partition not in compactors:
-                log = KafkaLog(
-                    _access(config),
-                    config.kafka.topic,
-                    partition=partition,
-                    deadline_s=config.kafka.deadline_s,
-                )
-                compactors[partition] = Compactor(
-                    log,
-                    catalog,
-                    config.state_dir / "shards",
-                    clock=time.time,
-                    issuer_public=read_anchor(config.state_dir, ISSUER),
-                    limit_records=40,
-                )
-            compactors[partition].run_once()
-        except StoreError as error:
-            _say(error)
+def compact(config: Config, _child: Child) -> None:
+    """What `draftkeep compact --every` does, in a group that soon notices who is gone."""
+    init: Any = KafkaGroup.__init__
+    init.__kwdefaults__["session_s"] = _SESSION_S
+    compact_forever(config, every_s=_EVERY_S)
 
 
 def chores(config: Config, child: Child) -> None:
     """Merge, rewrite and sweep without end, with next to no grace for files that nothing lists."""
-    catalog = Catalog.configured(config)
-    shards = config.state_dir / "shards"
-    sweeper = Sweeper(catalog, shards, clock=time.time, grace_s=_SWEEP_GRACE_S)
-    works: list[Callable[[], object]] = [
-        lambda: merge(
+    catalog, storage = Catalog.configured(config), open_storage(config)
+    sweeper = Sweeper(catalog, storage, clock=time.time, grace_s=_SWEEP_GRACE_S)
+
+    def join() -> None:
+        merge(
             catalog,
-            shards,
+            storage,
             target_bytes=_MERGE_BYTES,
             now_s=time.time(),
             new_serial=random_serial,
-        ),
-        lambda: rewrite_erased(catalog, shards, now_s=time.time(), new_serial=random_serial),
-        sweeper.run_once,
-    ]
+        )
+
+    def rewrite() -> None:
+        rewrite_erased(catalog, storage, now_s=time.time(), new_serial=random_serial)
+
+    works = (join, rewrite, sweeper.run_once)
     while True:
         try:
             child.draw.choice(works)()
@@ -182,10 +151,6 @@ ROLES: dict[str, Callable[[Config, Child], None]] = {
     "compact": compact,
     "chores": chores,
 }
-
-
-def _access(config: Config) -> KafkaAccess:
-    return KafkaAccess(servers=config.kafka.servers, patience_s=config.kafka.deadline_s)
 
 
 def _insist(act: Callable[_P, _T], *arguments: _P.args, **options: _P.kwargs) -> _T:

@@ -144,6 +144,7 @@ def _settings(directory: Path, kafka: Kafka, topic: str, catalog_url: str) -> Ma
             "servers": list(kafka.access.servers),
             "topic": topic,
             "deadline_s": _DEADLINE_S,
+            "delete_records": "compacted",
         },
         "log": {"bucket_s": 2},
         "retention": {"period_s": _PERIOD_S, "ttl_s": _TTL_S},
