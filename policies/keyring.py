@@ -43,9 +43,7 @@ _EXPIRED_ALIASES = (
     "(period_id, alias) IN (SELECT period_id, alias FROM aliases WHERE period_id IN "
     "(SELECT period_id FROM periods WHERE destroy_at_s <= ?)"
 )
-_EXPIRED_SUBJECTS = (
-    "subject_id IN (SELECT subject_id FROM subjects WHERE last_destroy_at_s <= ?"
-)
+_EXPIRED_SUBJECTS = "subject_id IN (SELECT subject_id FROM subjects WHERE last_destroy_at_s <= ?"
 
 
 class Keyring:
