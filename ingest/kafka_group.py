@@ -67,7 +67,7 @@ class KafkaGroup:
     def __init__(
         self,
         access: KafkaAccess,
-        topic: str,
+        topic_name: str,
         group: str,
         *,
         session_s: float = SESSION_S,
@@ -75,7 +75,7 @@ class KafkaGroup:
     ) -> None:
         """Starts to join; never waits for it."""
         self._access = access
-        self._topic = topic
+        self._topic_name = topic_name
         self._group = group
         self._session_s = session_s
         self._busy_s = busy_s
@@ -165,7 +165,7 @@ class KafkaGroup:
             max_poll_interval_ms=int(1000 * self._busy_s),
             metadata_max_age_ms=_METADATA_MS,
         )
-        consumer.subscribe([self._topic], listener=_NeverFetch(consumer))
+        consumer.subscribe([self._topic_name], listener=_NeverFetch(consumer))
         return consumer
 
     def _tell(self, consumer: Any, assigned: frozenset[int]) -> None:
@@ -180,7 +180,7 @@ class KafkaGroup:
 
     def _message(self, offsets: dict[int, int]) -> dict[Any, Any]:
         return {
-            TopicPartition(self._topic, partition): OffsetAndMetadata(offset, "", -1)
+            TopicPartition(self._topic_name, partition): OffsetAndMetadata(offset, "", -1)
             for partition, offset in offsets.items()
         }
 
@@ -221,18 +221,3 @@ def _explain(group: str, error: Exception) -> StoreError:
         f"consumer group {group} cannot be joined ({type(error).__name__}: {error}); check that "
         "the brokers answer and that this user may read the group"
     )
-
-
-def topic_partitions(access: KafkaAccess, topic: str) -> tuple[int, ...]:
-    """The numbers of a topic's partitions. Raises StoreError where there is no such topic."""
-    try:
-        with access.admin() as admin:
-            (found,) = admin.describe_topics([topic])
-    except KafkaError as error:
-        raise StoreError(
-            f"topic {topic} cannot be looked up ({type(error).__name__}: {error}); check that the "
-            "brokers answer"
-        ) from error
-    if not found["partitions"]:
-        raise StoreError(f"there is no topic {topic}; make it first, or correct kafka.topic")
-    return tuple(sorted(item["partition_index"] for item in found["partitions"]))

@@ -12,7 +12,7 @@ from draftkeep.cli.tables import plain_table
 from draftkeep.config import Config
 from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.store.check import check_catalog, repair_catalog
-from draftkeep.store.check_rules import Finding
+from draftkeep.store.check_rules import RuleResult
 from draftkeep.store.ownership import require_own
 from draftkeep.store.storage import open_storage
 
@@ -21,8 +21,8 @@ from draftkeep.store.storage import open_storage
 class CheckReport:
     """What was found first, and what was left after repairs (the same where none were asked)."""
 
-    found: list[Finding]
-    left: list[Finding]
+    found: list[RuleResult]
+    left: list[RuleResult]
 
     @property
     def sound(self) -> bool:
@@ -33,14 +33,14 @@ class CheckReport:
 def check_store(config: Config, *, repair: bool, digests: bool) -> CheckReport:
     """Check the configured catalog against its files and the embedded log; mend it if asked."""
     storage = open_storage(config)
-    log = config.state_dir / "log" / "traces"
+    log = config.log_path
     with ExitStack() as stack:
         catalog = open_existing(config)
         stack.callback(catalog.close)
         require_own(catalog, storage)
         logs = [SqliteLog.open_reader(log)] if log.exists() else []
 
-        def check() -> list[Finding]:
+        def check() -> list[RuleResult]:
             return check_catalog(catalog, storage, logs=logs, now_s=time.time(), digests=digests)
 
         found = left = check()
@@ -56,7 +56,7 @@ def report_table(report: CheckReport) -> Table:
     return plain_table(columns, _rows(report.found, report.left))
 
 
-def _rows(found: Iterable[Finding], left: Iterable[Finding]) -> Iterator[tuple[object, ...]]:
+def _rows(found: Iterable[RuleResult], left: Iterable[RuleResult]) -> Iterator[tuple[object, ...]]:
     for before, after in zip(found, left, strict=True):
         status = "broken" if after.broken else "repaired" if before.broken else "ok"
         shown = after if after.broken else before

@@ -163,7 +163,7 @@ def _beside_data(detail: str) -> Finding:
 def _log(config: Config) -> Finding:
     from draftkeep.ingest.sqlite_log import SqliteLog
 
-    path = config.state_dir / "log" / "traces"
+    path = config.log_path
     if not path.exists():
         return Finding(check="log", status="ok", detail="empty; it is made at the first start")
     log = SqliteLog.open_reader(path)
@@ -188,7 +188,7 @@ def _log(config: Config) -> Finding:
 def _catalog(config: Config) -> Finding:
     from draftkeep.store.catalog import Catalog
 
-    if not config.catalog.url and not (config.state_dir / "catalog.db").exists():
+    if not Catalog.is_there(config):
         return Finding(
             check="catalog", status="ok", detail="none yet; it is made at the first start"
         )
