@@ -15,7 +15,6 @@ from typing import Any, Self
 
 from kafka import ConsumerRebalanceListener, KafkaConsumer, TopicPartition
 from kafka.coordinator.assignors.range import RangePartitionAssignor
-from kafka.errors import KafkaError
 from kafka.structs import OffsetAndMetadata
 
 from draftkeep.errors import StoreError
@@ -142,7 +141,9 @@ class KafkaGroup:
                 self._tell(consumer, assigned)
                 with self._lock:
                     self._assigned, self._failure = assigned, None
-            except (KafkaError, StoreError) as error:
+            except Exception as error:
+                # A fault of the library, too: a member whose thread ended would hold on to
+                # partitions in silence.
                 self._drop(consumer)
                 consumer = None
                 with self._lock:
@@ -207,10 +208,10 @@ class KafkaGroup:
             self._assigned = frozenset()
         if consumer is None:
             return
-        with contextlib.suppress(KafkaError):
+        with contextlib.suppress(Exception):
             # What is under way would be lost with the connection.
             consumer.commit(self._message(last), timeout_ms=_LEAVE_MS)
-        with contextlib.suppress(KafkaError):
+        with contextlib.suppress(Exception):
             consumer.close(autocommit=False, timeout_ms=_LEAVE_MS)
 
 

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from draftkeep.cli.finding import Finding
 from draftkeep.cli.model_checks import check_device, check_drafter, check_model
+from draftkeep.cli.options import ConfigOption
 from draftkeep.cli.tables import plain_table, table_console
 from draftkeep.config import Config, TenantConfig, load_config
 from draftkeep.errors import DraftkeepError
@@ -20,11 +20,7 @@ MIN_FREE_BYTES = 2 * 1024**3
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
-def doctor(
-    config: Annotated[
-        Path | None, typer.Option("--config", "-c", envvar="DRAFTKEEP_CONFIG")
-    ] = None,
-) -> None:
+def doctor(config: ConfigOption = None) -> None:
     """Check tenants, models, keys, log, catalog, disk and Kafka; name the remedy for each."""
     findings = examine(load_config(config))
     rows = [(item.check, item.status, item.detail, item.remedy) for item in findings]

@@ -26,7 +26,7 @@ BATCH_BYTES = 1024
 
 
 def check_kafka(config: Config) -> Iterator[Finding]:
-    """Brokers, topic, deadline and lag; nothing where the node's own log is the broker.
+    """Brokers, topic, deadline and lag; nothing where compactors read the node's own log.
 
     Raises StoreError at the first thing that hides the rest.
     """

@@ -1,13 +1,12 @@
 """`draftkeep topic`: make the topic that carries the traces, look at it, delete it."""
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from draftkeep.cli.auditing import open_existing
+from draftkeep.cli.options import ConfigOption
 from draftkeep.cli.tables import plain_table, table_console
 from draftkeep.config import Config, load_config
 from draftkeep.errors import ConfigError, InputError
@@ -16,10 +15,6 @@ if TYPE_CHECKING:
     from draftkeep.ingest.kafka_client import KafkaAccess
 
 topic_app = typer.Typer(help="Make, show or delete the Kafka topic.", no_args_is_help=True)
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option("--config", "-c", envvar="DRAFTKEEP_CONFIG", help="Configuration file (TOML)."),
-]
 
 
 @topic_app.command("create")
@@ -55,6 +50,7 @@ def show(config: ConfigOption = None) -> None:
     """Show partitions, what was compacted of each, and how old a record can get."""
     from draftkeep.ingest.kafka_retention import read_retention
     from draftkeep.ingest.kafka_topic_state import look_at_topic
+    from draftkeep.store.catalog import Catalog
     from draftkeep.store.offsets import committed_offsets
 
     settings = _with_kafka(load_config(config))
@@ -65,7 +61,7 @@ def show(config: ConfigOption = None) -> None:
         raise InputError(f"there is no topic {name}; make it with draftkeep topic create")
     retention = read_retention(access, name)
     try:
-        catalog = open_existing(settings)
+        catalog = Catalog.configured(settings, create=False)
     except ConfigError:
         committed = {}
     else:
@@ -103,13 +99,14 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", help="Needed: it cannot be undone.")] = False,
 ) -> None:
     """Delete the topic with every record in it, and forget how far it was read."""
+    from draftkeep.store.catalog import Catalog
     from draftkeep.store.topic_removal import remove_topic
 
     settings = _with_kafka(load_config(config))
     name = settings.kafka.topic
     if not yes:
         raise InputError(f"deleting {name} cannot be undone; stop its nodes, and give --yes")
-    catalog = open_existing(settings)
+    catalog = Catalog.configured(settings, create=False)
     try:
         removed = remove_topic(
             catalog,
@@ -132,7 +129,9 @@ def delete(
 
 def _with_kafka(config: Config) -> Config:
     if not config.kafka.servers:
-        raise ConfigError("kafka.servers is empty: the node's own log is the broker; set it first")
+        raise ConfigError(
+            "kafka.servers is empty: compactors read the node's own log; set it first"
+        )
     return config
 
 

@@ -51,7 +51,7 @@ class Harness(Protocol):
 
 
 class SqliteHarness:
-    """The embedded log in a directory, with buckets of ten seconds."""
+    """The embedded log in a directory, with files of ten seconds."""
 
     machines = 40
 
