@@ -72,7 +72,7 @@ def test_a_broker_frozen_past_the_deadline(
     (node,) = kafka_broker.nodes
     before_s, offers, resident = traffic.offer_p99_s(), len(traffic.offers_s), resident_bytes()
     node.freeze()
-    wait_for(lambda: len(traffic.offers_s) > offers + OUTAGE_S * RATE_PER_S)
+    wait_for(lambda: len(traffic.offers_s) > offers + OUTAGE_S * RATE_PER_S, timeout_s=600)
     grown = resident_bytes() - resident
     during_s = traffic.offer_p99_s(offers)
     stats = traffic.forwarder.stats()
