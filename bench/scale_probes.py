@@ -9,7 +9,8 @@ from bench.scale_points import Took, middle, timed
 from bench.scale_run import MS, PER_1000, Run
 from bench.scale_traffic import Batch
 from draftkeep.ingest.header import Header
-from draftkeep.store.catalog import CHUNK, Catalog, insert
+from draftkeep.store.catalog import CHUNK, Catalog
+from draftkeep.store.database import insert
 from draftkeep.store.erasure import carry_out
 from draftkeep.store.nodes import load_nodes
 from draftkeep.store.periods import load_periods

@@ -3,7 +3,7 @@
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,7 +102,7 @@ class KafkaAccess:
 
         alarm = threading.Timer(self.patience_s, give_up)
         alarm.start()
-        with _first_words() as words:
+        with _first_words(made) as words:
             try:
                 admin = KafkaAdminClient(kafka_client=network, **options)
                 return admin, made[0].get_broker_version()
@@ -143,6 +143,18 @@ class KafkaAccess:
             client.close()
 
 
+def require_process(pid: int) -> None:
+    """Raise StoreError in a child that was forked from process `pid`.
+
+    A client's connections would carry the words of both processes, and its threads are not here.
+    """
+    if os.getpid() != pid:
+        raise StoreError(
+            f"this Kafka client belongs to process {pid}, and process {os.getpid()} was forked "
+            "from it; open one of its own after the fork"
+        )
+
+
 def keep_library_quiet() -> None:
     """Leave the library's own lines out of this process's log: a broker that is away is worth one
     line of ours, not one of its every second. `KafkaAccess.connect` still tells its reasons.
@@ -162,11 +174,19 @@ class _Unshown(str):
 
 
 @contextmanager
-def _first_words() -> Iterator[list[str]]:
-    """What the library logs meanwhile: the reason of a failure stands nowhere else."""
+def _first_words(clients: Sequence[KafkaNetClient]) -> Iterator[list[str]]:
+    """What the library logs meanwhile of `clients`: a failure's reason stands nowhere else."""
     words: list[str] = []
+    caller = threading.get_ident()
+
+    def emit(record: logging.LogRecord) -> None:
+        # Other clients of this process speak through the same logger, from threads of their own.
+        speaker = threading.current_thread()
+        if speaker.ident == caller or any(speaker is one._net._io_thread for one in clients):
+            words.append(record.getMessage())
+
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: words.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = emit  # type: ignore[method-assign]
     logger = logging.getLogger("kafka.net")
     logger.addHandler(handler)
     try:

@@ -5,6 +5,7 @@ Acknowledged means that the replicas in sync have it. Expiry is the topic's own
 """
 
 import contextlib
+import os
 import threading
 import time
 from collections import deque
@@ -16,7 +17,7 @@ from kafka.errors import KafkaError, OffsetOutOfRangeError
 
 from draftkeep.config import KafkaConfig
 from draftkeep.errors import StoreError
-from draftkeep.ingest.kafka_client import KafkaAccess
+from draftkeep.ingest.kafka_client import KafkaAccess, require_process
 from draftkeep.ingest.kafka_topic_state import require_topic_id
 from draftkeep.ingest.kafka_writer import KafkaWriter
 from draftkeep.ingest.log import LogRecord, PartitionId
@@ -35,7 +36,8 @@ class KafkaLog:
 
     An append that failed may have written any of its records; those of several processes, and
     those that had to be sent again, may lie between each other. A record that was freed may come
-    back when brokers crash within a minute, so freeing is repeated until it holds.
+    back when brokers crash within a minute, so freeing is repeated until it holds. A forked child
+    opens its own.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class KafkaLog:
         self._lock = threading.RLock()
         self._admin: Any = None
         self._consumer: Any = None
+        self._pid = os.getpid()
         # What was fetched and not yet given out, and the position at which it starts.
         self._fetched: deque[LogRecord] = deque()
         self._fetched_from = 0
@@ -93,6 +96,7 @@ class KafkaLog:
                 )
             return self._read(start, following, limit_records, limit_bytes)
 
+        require_process(self._pid)
         with self._lock:
             records = self._reach(read)
             # A topic of the same name is read without a word; its records are not these.
@@ -158,6 +162,9 @@ class KafkaLog:
 
     def close(self) -> None:
         """Finish the appends that were accepted and let go of every connection."""
+        if os.getpid() != self._pid:
+            # The connections are the parent's.
+            return
         self._closed = True
         self._writer.close()
         with self._lock:
@@ -168,51 +175,44 @@ class KafkaLog:
     ) -> list[LogRecord]:
         records: list[LogRecord] = []
         taken_bytes, deadline_s = 0, time.monotonic() + self._deadline_s
-        while not records or records[-1].offset + 1 < following:
-            position = records[-1].offset + 1 if records else start
-            if position >= following:
-                break
-            record = self._next(position)
-            if record is None:
-                if self.bounds()[0] >= following:
-                    # All of it was freed, or expired, under our hands.
-                    break
+        self._seek(start)
+        while self._fetched_from < following:
+            if not self._fetched:
                 if time.monotonic() > deadline_s:
-                    raise StoreError(
-                        f"Kafka gave no record from offset {position} on within "
-                        f"{self._deadline_s:g} s, though there are some up to {following}; check "
-                        "that the partition's leader answers"
-                    )
+                    break
+                self._fetch()
                 continue
+            record = self._fetched[0]
             taken_bytes += len(record.data)
             if records and (len(records) >= limit_records or taken_bytes > limit_bytes):
-                self._fetched.appendleft(record)
-                self._fetched_from = position
-                break
-            records.append(record)
+                return records
+            records.append(self._fetched.popleft())
+            self._fetched_from = record.offset + 1
+        if not records and self._fetched_from < following:
+            raise StoreError(
+                f"Kafka gave no record from offset {self._fetched_from} on within "
+                f"{self._deadline_s:g} s, though there are some up to {following}; check "
+                "that the partition's leader answers"
+            )
         return records
 
-    def _next(self, position: int) -> LogRecord | None:
-        """The first record at or after `position`, or None where none came in time."""
+    def _seek(self, position: int) -> None:
         consumer = self._reader()
         if position != self._fetched_from:
             self._fetched.clear()
             self._fetched_from = position
             consumer.seek(self._partition, position)
-        if not self._fetched:
-            self._fetch(consumer, position)
-        if not self._fetched:
-            return None
-        record = self._fetched.popleft()
-        self._fetched_from = record.offset + 1
-        return record
 
-    def _fetch(self, consumer: Any, position: int) -> None:
+    def _fetch(self) -> None:
+        """Wait a moment for what comes next; without a record, take note of what held none."""
+        consumer = self._reader()
         try:
             polled = consumer.poll(timeout_ms=_POLL_MS)
         except OffsetOutOfRangeError:
             # Freed or expired under our hands.
-            consumer.seek(self._partition, max(position, self.bounds()[0]))
+            position = max(self._fetched_from, self.bounds()[0])
+            self._reader().seek(self._partition, position)
+            self._fetched_from = position
             return
         for found in polled.get(self._partition, ()):
             self._fetched.append(
@@ -220,6 +220,10 @@ class KafkaLog:
                     offset=found.offset, data=found.value or b"", appended_s=found.timestamp / 1000
                 )
             )
+        if not self._fetched:
+            # Past the ends of transactions, which take offsets as records do.
+            passed = consumer.position(self._partition, timeout_ms=_POLL_MS)
+            self._fetched_from = max(self._fetched_from, passed or 0)
 
     def _reader(self) -> Any:
         if self._consumer is None:
@@ -254,6 +258,7 @@ class KafkaLog:
 
         Raises StoreError then, and at once for what no repeat can mend.
         """
+        require_process(self._pid)
         deadline_s = time.monotonic() + self._deadline_s
         with self._lock:
             while True:

@@ -6,6 +6,7 @@ without idempotence, readers drop duplicates, and deadline, byte budget and rebu
 """
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from kafka.errors import (
 )
 
 from draftkeep.errors import LogFullError, StoreError
-from draftkeep.ingest.kafka_client import KafkaAccess
+from draftkeep.ingest.kafka_client import KafkaAccess, require_process
 from draftkeep.ingest.kafka_topic import MAX_MESSAGE_BYTES
 
 _BATCH_BYTES = 1024**2
@@ -83,11 +84,11 @@ class Sending:
     def __init__(
         self,
         sent: Sequence[Any],
-        refusal: KafkaError | None,
+        refusal: Exception | None,
         *,
         records: int,
         until_s: float,
-        settle: Callable[[KafkaError | None], StoreError | None],
+        settle: Callable[[Exception | None], StoreError | None],
     ) -> None:
         """`sent` are the library's futures of the first of `records`; `refusal` stopped the rest.
 
@@ -101,13 +102,13 @@ class Sending:
 
     def wait(self) -> list[int]:
         """The records' offsets once all are acknowledged. Raises StoreError as `append` does."""
-        error = self._refusal
+        error: Exception | None = self._refusal
         offsets: list[int] = []
         for future in self._sent:
             left_s = max(0.0, self._until_s - time.monotonic())
             try:
                 offsets.append(future.get(timeout=left_s).offset)
-            except KafkaError as reason:
+            except Exception as reason:
                 error = error or reason
         problem = self._settle(error)
         if problem is not None:
@@ -121,7 +122,7 @@ class Sending:
 
 
 class KafkaWriter:
-    """Appends to one topic. Every method may be called from any thread.
+    """Appends to one topic. Every method may be called from any thread, and no forked process.
 
     Acknowledged means written by every replica that is in sync, and at least by as many as the
     topic's `min.insync.replicas` says. At most `budget_bytes` wait for an acknowledgement.
@@ -138,6 +139,7 @@ class KafkaWriter:
         self._client: _Client | None = None
         self._lock = threading.Lock()
         self._closed = False
+        self._pid = os.getpid()
 
     def append(
         self,
@@ -167,6 +169,7 @@ class KafkaWriter:
         Blocks where there is no connection, or no knowledge of the topic, for the deadline each
         at the most.
         """
+        require_process(self._pid)
         client = self._connected()
         if not client.reserve(_cost_bytes(records), self._budget_bytes):
             raise LogFullError(
@@ -175,14 +178,15 @@ class KafkaWriter:
             )
         with self._lock:
             sent: list[Any] = []
-            refusal = None
+            refusal: Exception | None = None
             try:
                 for index, record in enumerate(records):
                     key = None if keys is None else keys[index]
                     sent.append(
                         client.producer.send(self._topic_name, record, key=key, partition=partition)
                     )
-            except KafkaError as error:
+            except Exception as error:
+                # A fault of the library, too: what was reserved must come back.
                 refusal = error
         return Sending(
             sent,
@@ -197,6 +201,9 @@ class KafkaWriter:
 
         Harmless when repeated.
         """
+        if os.getpid() != self._pid:
+            # The connections are the parent's.
+            return
         limit_s = self._deadline_s if timeout_s is None else timeout_s
         # Whoever holds the lock longer is connecting, and looks here afterwards.
         self._closed = True
@@ -220,13 +227,13 @@ class KafkaWriter:
             return client
 
     def _settle(
-        self, client: _Client, records: Sequence[bytes], error: KafkaError | None
+        self, client: _Client, records: Sequence[bytes], error: Exception | None
     ) -> StoreError | None:
         """Take back what the records reserved; after an error, what to tell the caller."""
         client.release(_cost_bytes(records))
         if error is None:
             return None
-        if isinstance(error, KafkaTimeoutError):
+        if isinstance(error, KafkaTimeoutError) or not isinstance(error, KafkaError):
             self._discard(client)
         if isinstance(error, MessageSizeTooLargeError | RecordListTooLargeError):
             largest = max(len(record) for record in records)
@@ -241,7 +248,7 @@ class KafkaWriter:
         )
 
     def _discard(self, client: _Client) -> None:
-        """A producer that missed its deadline may be stuck: the next append makes another."""
+        """A producer that missed its deadline or is at fault: the next append makes another."""
         with self._lock:
             if self._client is client:
                 self._client = None

@@ -15,9 +15,7 @@ from sqlalchemy.engine import Connection, Engine
 from draftkeep.config import Config
 from draftkeep.errors import ConfigError, StoreError
 from draftkeep.store import database, migrations, schema
-from draftkeep.store.database import BUSY_S, Mode, insert
-
-__all__ = ["BUSY_S", "CHUNK", "Catalog", "insert"]
+from draftkeep.store.database import Mode
 
 FILE = "catalog.db"
 # SQLite's bound on variables in a statement is 32,766; a row of three must fit many times.

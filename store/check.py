@@ -16,7 +16,7 @@ from draftkeep.errors import ConflictError, StoreError
 from draftkeep.ingest.log import Log
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.check_files import check_files
-from draftkeep.store.check_rules import RuleResult, Repair, check_rules
+from draftkeep.store.check_rules import Repair, RuleResult, check_rules
 from draftkeep.store.erasure import carry_out
 from draftkeep.store.influence import clear_channels, quarantine_with_descendants
 from draftkeep.store.offsets import locate

@@ -93,7 +93,7 @@ class LocalStorage:
                     )
         return found
 
-    def _paths(self) -> list[Path]:
+    def _paths(self) -> Iterable[Path]:
         try:
             return list(self._directory.iterdir())
         except FileNotFoundError:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from draftkeep.cli.catalog import catalog_app
 from draftkeep.cli.demo.run import demo
-from draftkeep.cli.doctor import doctor
+from draftkeep.cli.doctor.run import doctor
 from draftkeep.cli.options import ConfigOption, TenantOption
 from draftkeep.cli.topics import topic_app
 from draftkeep.config import Config, load_config

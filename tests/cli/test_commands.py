@@ -13,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from draftkeep.cli.commands import app, only_tenant
-from draftkeep.cli.doctor import examine
+from draftkeep.cli.doctor.run import examine
 from draftkeep.cli.drafters import publish_cold
 from draftkeep.config import Config, ModelConfig, ServeConfig, TenantConfig, load_config
 from draftkeep.errors import ConfigError

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from kafka import KafkaAdminClient
 
-from draftkeep.cli.doctor import examine
-from draftkeep.cli.finding import Finding
+from draftkeep.cli.doctor.finding import Finding
+from draftkeep.cli.doctor.run import examine
 from draftkeep.config import Config, KafkaConfig, RetentionConfig
 from draftkeep.errors import StoreError
 from draftkeep.ingest.kafka_client import KafkaAccess
@@ -119,7 +119,7 @@ class TestDoctor:
         house.append(1, 3)
         config = configured(house, tmp_path)
         later_s = time.time() + 3 * 3600
-        monkeypatch.setattr("draftkeep.cli.kafka_checks.time.time", lambda: later_s)
+        monkeypatch.setattr("draftkeep.cli.doctor.kafka_checks.time.time", lambda: later_s)
         found = kafka_findings(config)["lag"]
         assert (found.status, found.remedy[:21]) == ("warn", "run draftkeep compact")
         house.close()

@@ -1,18 +1,22 @@
 """The log on a real broker: outages, limits, topics that were made again, and deadlines."""
 
 import math
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+from kafka import KafkaProducer
+from kafka.producer.future import FutureRecordMetadata
 
 from draftkeep.errors import LogFullError, StoreError
 from draftkeep.ingest.kafka_client import KafkaAccess
 from draftkeep.ingest.kafka_log import KafkaLog
 from draftkeep.ingest.kafka_retention import TopicRetention, read_retention
 from draftkeep.ingest.kafka_topic import create_topic, topic_settings
+from draftkeep.ingest.kafka_writer import KafkaWriter
 from tests.services.broker_properties import FAST_RETENTION, SHORT_LIVED, Scram
 from tests.services.kafka import Kafka
 
@@ -166,6 +170,100 @@ def test_what_expired_is_passed_over(kafka_broker: Kafka, kafka_topic: str) -> N
     assert log.append([b"new"]) == 3
     assert [record.offset for record in log.read(0, *EVERYTHING)] == [3]
     log.close()
+
+
+def transact(kafka: Kafka, topic: str, *records: bytes, commit: bool = True) -> None:
+    """Write to partition 0 as a producer of transactions does; its end takes an offset."""
+    producer = kafka.access.connect(
+        KafkaProducer, enable_idempotence=True, acks="all", transactional_id=f"t-{topic}"
+    )
+    producer.init_transactions()
+    producer.begin_transaction()
+    for record in records:
+        producer.send(topic, record, partition=0)
+    if commit:
+        producer.commit_transaction()
+    else:
+        producer.abort_transaction()
+    producer.close()
+
+
+def test_the_end_of_a_transaction_is_passed_over(
+    kafka_broker: Kafka, topic: str, log: KafkaLog
+) -> None:
+    transact(kafka_broker, topic, b"a", b"b")
+    assert log.bounds() == (0, 3)
+    assert [record.offset for record in log.read(0, *EVERYTHING)] == [0, 1]
+    # Nothing follows, and that is no failure of the broker.
+    assert log.read(2, *EVERYTHING) == []
+    log.append([b"c"])
+    transact(kafka_broker, topic, b"d", commit=False)
+    log.append([b"e"])
+    found = {record.offset: record.data for record in log.read(0, 3, 10**6)}
+    assert found == {0: b"a", 1: b"b", 3: b"c"}
+    assert [record.offset for record in log.read(4, *EVERYTHING)][-1] == 6
+    assert log.read(2, 1, 10**6)[0].offset == 3
+
+
+def test_a_slow_network_brings_what_it_brought_by_the_deadline(
+    kafka_cluster: Callable[..., Kafka], kafka_topic: str
+) -> None:
+    kafka = kafka_cluster(proxied=True)
+    create_topic(kafka.access, kafka_topic, partitions=1, replicas=1, ttl_s=DAY_S)
+    log = KafkaLog(kafka.access, kafka_topic, deadline_s=2.0)
+    for number in range(40):
+        log.append([bytes([number]) * 100_000])
+    (proxy,) = kafka.proxies
+    proxy.slow(bytes_per_s=1_000_000, delay_s=0.0)
+    position = 0
+    while position < 40:
+        records = log.read(position, *EVERYTHING)
+        assert records[0].offset == position
+        position = records[-1].offset + 1
+    log.close()
+
+
+def test_a_forked_child_uses_no_client_of_its_parent(log: KafkaLog) -> None:
+    log.append([b"before"])
+    calls = [log.bounds, log.identity, lambda: log.append([b"x"]), lambda: log.read(0, 1, 1)]
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        for call in calls:
+            try:
+                call()
+            except StoreError as error:
+                refused += "forked" in str(error)
+        log.close()
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == len(calls)
+    log.append([b"after"])
+    assert [record.data for record in log.read(0, *EVERYTHING)] == [b"before", b"after"]
+
+
+@pytest.mark.parametrize("where", ["send", "answer"])
+def test_a_fault_of_the_library_costs_no_budget(
+    kafka_broker: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    writer = KafkaWriter(
+        kafka_broker.access, topic, budget_bytes=200_000, deadline_s=DEADLINE_S
+    )
+    record = b"x" * 90_000
+    writer.append([record], partition=0)
+
+    def faulty(*_: object, **__: object) -> None:
+        raise RuntimeError("a fault")
+
+    with monkeypatch.context() as patch:
+        if where == "send":
+            patch.setattr(KafkaProducer, "send", faulty)
+        else:
+            patch.setattr(FutureRecordMetadata, "get", faulty)
+        for _ in range(5):
+            with pytest.raises(StoreError, match="RuntimeError"):
+                writer.append([record], partition=0)
+    writer.append([record, record], partition=0)
+    writer.close()
 
 
 def test_a_topic_that_is_not_there_is_named(kafka_broker: Kafka) -> None:

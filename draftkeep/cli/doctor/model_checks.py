@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from draftkeep.cli.finding import Finding
+from draftkeep.cli.doctor.finding import Finding
 from draftkeep.config import Config
 
 if TYPE_CHECKING:

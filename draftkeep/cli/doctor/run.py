@@ -9,8 +9,8 @@ from pathlib import Path
 
 import typer
 
-from draftkeep.cli.finding import Finding
-from draftkeep.cli.model_checks import check_device, check_drafter, check_model
+from draftkeep.cli.doctor.finding import Finding
+from draftkeep.cli.doctor.model_checks import check_device, check_drafter, check_model
 from draftkeep.cli.options import ConfigOption
 from draftkeep.cli.tables import plain_table, table_console
 from draftkeep.config import Config, TenantConfig, load_config
@@ -82,7 +82,7 @@ def _run(config: Config, name: str, check: Callable[[Config], Iterable[Finding]]
 
 
 def _kafka(config: Config) -> Iterable[Finding]:
-    from draftkeep.cli.kafka_checks import check_kafka
+    from draftkeep.cli.doctor.kafka_checks import check_kafka
 
     return check_kafka(config)
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping
 
-from draftkeep.cli.finding import Finding
+from draftkeep.cli.doctor.finding import Finding
 from draftkeep.config import Config
 from draftkeep.ingest.kafka_client import KafkaAccess
 from draftkeep.ingest.kafka_log import KafkaLog
