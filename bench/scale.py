@@ -130,7 +130,7 @@ def _run_phases(run: Run, options: argparse.Namespace) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench.scale", description=__doc__)
-    parser.add_argument("directory", type=Path, help="for its data, up to 25 GB; stays afterwards")
+    parser.add_argument("directory", type=Path, help="for its data, about 5 GB; stays afterwards")
     names = list(phases(argparse.Namespace()))
     parser.add_argument("--only", nargs="+", choices=names, help="these phases alone")
     parser.add_argument("--fresh", action="store_true", help="remove the directory first")

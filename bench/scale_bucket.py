@@ -1,4 +1,4 @@
-"""One expiry bucket of the size that an hour of 1,000 requests a second leaves.
+"""One large expiry bucket: half an hour of 1,000 traces a second.
 
 What matters of it is its end: a sweep takes all of it at once, under the writers' lock.
 """

@@ -195,6 +195,7 @@ class Filling:
                 taken.clear()
 
     def _measure(self, at: int) -> None:
+        self._run.add_peak(self._phase, at, "fill_rss")
         first = max(0, at - self._run.sizes.batch)
         last = self._traffic.batches(first, at - first)[-1]
         if self._readable:

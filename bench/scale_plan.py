@@ -7,7 +7,6 @@ is the project's own bar, and the table says so.
 """
 
 import argparse
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,9 +22,10 @@ PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
 def fill(page: str, blocks: Mapping[str, str]) -> str:
     """The page with each block between its two marks replaced."""
     for name, text in blocks.items():
-        marks = (f"<!-- {name}: begin -->", f"<!-- {name}: end -->")
-        pattern = re.compile(f"{marks[0]}.*?{marks[1]}", re.DOTALL)
-        page = pattern.sub(lambda _, m=marks, t=text: f"{m[0]}\n\n{t}\n\n{m[1]}", page)
+        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+        before, _, rest = page.partition(begin)
+        _, _, after = rest.partition(end)
+        page = f"{before}{begin}\n\n{text}\n\n{end}{after}"
     return page
 
 

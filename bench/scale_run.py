@@ -30,7 +30,7 @@ class Sizes:
 
     headers: int = 10_000_000
     per_bucket: int = 100_000
-    bucket: int = 3_600_000
+    bucket: int = 1_800_000
     traces: int = 1_000_000
     subjects: int = 100_000
     keys: int = 1_000_000
@@ -94,9 +94,9 @@ class Run:
         """Keep a value that is no time."""
         self.points.add(Point(phase=phase, step=step, at=at, value=value, unit=unit))
 
-    def add_peak(self, phase: str, at: int) -> None:
+    def add_peak(self, phase: str, at: int, step: str = "peak_rss") -> None:
         """Keep the peak of memory since the last one, and begin another."""
-        self.add_value(phase, "peak_rss", at, peak_mib(), "MiB")
+        self.add_value(phase, step, at, peak_mib(), "MiB")
         reset_peak()
 
     @contextmanager

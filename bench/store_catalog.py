@@ -12,6 +12,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from bench.store_work import NODE, TARGET, TENANT, Figure, Node
+from draftkeep.ingest.log import PartitionId
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.database import insert_many
 from draftkeep.store.offsets import LogOffset, advance
@@ -21,6 +22,7 @@ from draftkeep.store.shard_rows import add_shard
 from draftkeep.store.storage import Storage
 from tests.services.postgres import running_postgres
 
+_PARTITION = PartitionId(cluster="cluster", topic_id="topic", partition=0)
 _IDS = 1000
 _PERIOD_S = 3600
 _PERIODS = 168
@@ -103,9 +105,7 @@ def _commits(catalog: Catalog, storage: Storage, count: int) -> list[float]:
             (_trace_row(bucket_s, 0, draw) for _ in range(_IDS)), key=lambda row: row["trace_id"]
         )
         stored = number * _IDS or None
-        offset = LogOffset(
-            identity=("cluster", "topic", 0), stored=stored, first=0, following=10**9
-        )
+        offset = LogOffset(identity=_PARTITION, stored=stored, first=0, following=10**9)
         started_s = time.perf_counter()
         with catalog.begin(shared=True) as connection:
             advance(connection, offset, (number + 1) * _IDS, 1.0, [])

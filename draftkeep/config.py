@@ -86,9 +86,7 @@ class CaptureConfig(_Section):
 
 
 class LogConfig(_Section):
-    """The embedded log, broker or outbox: a byte cap that refuses loudly, and a file's width in
-    time.
-    """
+    """The embedded log: a byte cap at which it refuses loudly, and a file's width in time."""
 
     cap_bytes: int = Field(default=2 * 1024**3, ge=1024**2)
     bucket_s: int = Field(default=600, ge=1)
@@ -139,13 +137,13 @@ class CatalogConfig(_Password):
 
 
 class KafkaConfig(_Password):
-    """The broker between nodes and compactors. Without `servers` the node's own log is it.
+    """The brokers between nodes and compactors.
 
-    `servers` are host:port. `ca_file` makes the connection TLS, `username` logs in by
-    SCRAM-SHA-512 over it. `deadline_s` bounds every call, `budget_bytes` what a forwarder has
-    under way. `delete_records` says when records leave the topic before its retention does it:
-    `never`; `erasure`, once a subject was erased (everybody's compacted records up to that moment
-    go with it); or `compacted`, as soon as they are in shards.
+    `servers` are host:port; without any, compactors read the node's own log. `ca_file` makes the
+    connection TLS, `username` logs in by SCRAM-SHA-512 over it. `deadline_s` bounds every call,
+    `budget_bytes` what a forwarder has under way. `delete_records` says when records leave the
+    topic before its retention does it: `never`; `erasure`, once a subject was erased (everybody's
+    compacted records up to that moment go with it); or `compacted`, as soon as they are in shards.
     """
 
     servers: tuple[str, ...] = ()
@@ -305,6 +303,11 @@ class Config(_Section):
     def keys_path(self) -> Path:
         """Where the keyring and the signing keys lie."""
         return self.keys_dir if self.keys_dir is not None else self.state_dir / "keys"
+
+    @property
+    def log_path(self) -> Path:
+        """Where the node's own log lies."""
+        return self.state_dir / "log" / "traces"
 
 
 def load_config(path: Path | None, environ: Mapping[str, str] | None = None) -> Config:

@@ -11,17 +11,17 @@ from draftkeep.ingest.log import Log
 class ForwardStats:
     """A forwarder at one moment.
 
-    Since start, `records` of `bytes_` were acknowledged by Kafka and `failures` attempts were not.
+    Since start, Kafka acknowledged `sent_records` of `sent_bytes`; `failures` attempts it did not.
     `waiting` records are not acknowledged yet, the oldest of those held up for `oldest_s` (0 where
-    none is). `spool_bytes` is what the log occupies.
+    none is). `log_bytes` is what the log occupies.
     """
 
-    records: int
-    bytes_: int
+    sent_records: int
+    sent_bytes: int
     failures: int
     waiting: int
     oldest_s: float
-    spool_bytes: int
+    log_bytes: int
 
 
 class ForwardCounts:
@@ -30,8 +30,8 @@ class ForwardCounts:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._records = self._bytes = self._failures = 0
-        self._acknowledged_to = self._end = self._spool_bytes = 0
+        self._sent_records = self._sent_bytes = self._failures = 0
+        self._acknowledged_to = self._end = self._log_bytes = 0
         self._oldest_s: float | None = None
 
     def look(self, log: Log) -> None:
@@ -40,13 +40,13 @@ class ForwardCounts:
         size_bytes = log.size_bytes()
         with self._lock:
             self._acknowledged_to = max(self._acknowledged_to, first)
-            self._end, self._spool_bytes = end, size_bytes
+            self._end, self._log_bytes = end, size_bytes
 
-    def moved(self, records: int, bytes_: int) -> None:
+    def moved(self, records: int, size_bytes: int) -> None:
         """So much was acknowledged."""
         with self._lock:
-            self._records += records
-            self._bytes += bytes_
+            self._sent_records += records
+            self._sent_bytes += size_bytes
 
     def reached(self, acknowledged_to: int, oldest_s: float | None) -> None:
         """All below an offset was acknowledged; what is under way is as old as `oldest_s`."""
@@ -60,14 +60,14 @@ class ForwardCounts:
             self._failures += 1
 
     def stats(self) -> ForwardStats:
-        """The counts; `waiting` and `spool_bytes` as of the last look."""
+        """The counts; `waiting` and `log_bytes` as of the last look."""
         with self._lock:
             oldest_s = self._oldest_s
             return ForwardStats(
-                records=self._records,
-                bytes_=self._bytes,
+                sent_records=self._sent_records,
+                sent_bytes=self._sent_bytes,
                 failures=self._failures,
                 waiting=max(0, self._end - self._acknowledged_to),
                 oldest_s=0.0 if oldest_s is None else max(0.0, self._clock() - oldest_s),
-                spool_bytes=self._spool_bytes,
+                log_bytes=self._log_bytes,
             )

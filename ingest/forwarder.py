@@ -1,4 +1,4 @@
-"""Forwarder: a node's embedded log, moved into Kafka. What the brokers do not take stays."""
+"""Forwarder: an embedded log, moved into Kafka. What the brokers do not take stays."""
 
 import hashlib
 import logging
@@ -6,12 +6,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Self
 
+from draftkeep.config import KafkaConfig
 from draftkeep.errors import LogFullError, StoreError
 from draftkeep.ingest.forward_counts import ForwardCounts, ForwardStats
+from draftkeep.ingest.kafka_client import KafkaAccess
 from draftkeep.ingest.kafka_writer import RECORD_COST_BYTES, KafkaWriter, Sending
 from draftkeep.ingest.log import Log, LogRecord
 from draftkeep.ingest.record import peek_trace_id
+from draftkeep.outage import Outage
 from draftkeep.policies.names import ID_BYTES
 
 _GROUP_RECORDS = 1024
@@ -26,9 +30,7 @@ _FREE_BYTES = 64 * 1024**2
 _FREE_S = 1.0
 _LOOK_S = 1.0
 _IDLE_S = 0.25
-_PAUSE_S = 1.0
-_MAX_PAUSE_S = 4.0
-_REMIND_S = 60.0
+_LONGEST_PAUSE_S = 4.0
 
 _log = logging.getLogger(__name__)
 
@@ -61,8 +63,8 @@ class Forwarder:
     Holds two groups of at most 4 MiB in memory, less where `budget_bytes` is below 32 MiB. Of
     them it sends less at once, down to a 64th, while deadlines are missed: on a slow network a
     large group would never get through, and be written again with every try. `run` and `drain` are
-    for one thread at a time, `stats` for any. `clock` is the wall clock. Log and writer stay the
-    caller's to close.
+    for one thread at a time, `stats` and `close` for any. `clock` is the wall clock. Owns the
+    writer; the log stays the caller's to close.
     """
 
     def __init__(
@@ -81,26 +83,37 @@ class Forwarder:
         self._unfreed_bytes = 0
         self._freed_s = self._looked_s = float("-inf")
 
+    @classmethod
+    def configured(
+        cls, log: Log, access: KafkaAccess, config: KafkaConfig, *, clock: Callable[[], float]
+    ) -> Self:
+        """With a writer as a configuration says. Connects to nobody yet."""
+        writer = KafkaWriter(
+            access,
+            config.topic,
+            budget_bytes=config.budget_bytes,
+            deadline_s=config.deadline_s,
+        )
+        return cls(log, writer, budget_bytes=config.budget_bytes, clock=clock)
+
     def run(self, stop: threading.Event) -> None:
         """Forward what comes, until `stop`, and then once more what is there. Never raises.
 
         After a failure the next attempt begins at least 1 s after the failed one had begun, 4 s
         after several.
         """
-        trouble = _Trouble()
-        pause_s = _PAUSE_S
+        outage = Outage("forwarding to Kafka", longest_s=_LONGEST_PAUSE_S)
         while not stop.is_set():
             begun_s = time.monotonic()
             try:
                 idle = not self._advance()
             except Exception as error:
                 self._counts.failed()
-                trouble.met(error)
-                stop.wait(max(0.0, begun_s + pause_s - time.monotonic()))
-                pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+                now_s = time.monotonic()
+                outage.failed(f"{_reason(error)}. The log keeps all", now_s)
+                stop.wait(max(0.0, begun_s + outage.pause_s - now_s))
             else:
-                pause_s = _PAUSE_S
-                trouble.over()
+                outage.worked(time.monotonic())
                 if idle:
                     stop.wait(_IDLE_S)
         try:
@@ -122,6 +135,10 @@ class Forwarder:
     def stats(self) -> ForwardStats:
         """The counts; what waits is as of a second ago, or of the attempt under way."""
         return self._counts.stats()
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """See `KafkaWriter.close`; a `run` or `drain` under way fails after that."""
+        self._writer.close(timeout_s)
 
     def _advance(self) -> bool:
         """Send what is next and settle what is first; False where nothing is left to do."""
@@ -201,29 +218,6 @@ class Forwarder:
     def _note_progress(self) -> None:
         oldest_s = self._groups[0].oldest_s if self._groups else None
         self._counts.reached(self._acknowledged_to, oldest_s)
-
-
-class _Trouble:
-    """Says that forwarding fails, now and then that it still does, and that it works again."""
-
-    def __init__(self) -> None:
-        self._since_s: float | None = None
-        self._said_s = 0.0
-
-    def met(self, error: Exception) -> None:
-        """An attempt failed."""
-        now_s = time.monotonic()
-        if self._since_s is None or now_s > self._said_s + _REMIND_S:
-            _log.error("forwarding to Kafka fails, the log keeps all: %s", _reason(error))
-            self._said_s = now_s
-        if self._since_s is None:
-            self._since_s = now_s
-
-    def over(self) -> None:
-        """An attempt went well."""
-        if self._since_s is not None:
-            _log.warning("forwarding works again, after %.0f s", time.monotonic() - self._since_s)
-            self._since_s = None
 
 
 def _first(records: Sequence[bytes], limit_bytes: int) -> list[bytes]:

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import IO
 
 from draftkeep.errors import LogFullError, StoreError
-from draftkeep.ingest.buckets import (
+from draftkeep.ingest.log_files import (
     PAGE_BYTES,
-    Bucket,
+    LogFile,
     State,
     connect,
-    create_bucket,
+    create_file,
     directory_bytes,
-    list_buckets,
+    list_files,
     read_state,
     sweep_strays,
     truncate_wal,
@@ -57,7 +57,7 @@ class _Append:
 class GroupWriter:
     """The only writer of a log directory, from construction to `close`.
 
-    Owns the lock file, the newest bucket file and the thread. Raises StoreError where another
+    Owns the lock file, the newest file and the thread. Raises StoreError where another
     process writes to the directory or its files are damaged.
     """
 
@@ -83,9 +83,9 @@ class GroupWriter:
         self._lock = _lock_directory(directory)
         try:
             sweep_strays(directory)
-            if not list_buckets(directory):
+            if not list_files(directory):
                 identity = State(cluster=random(16).hex(), topic=random(16).hex(), next=0)
-                create_bucket(directory, self._bucket_start(), identity)
+                create_file(directory, self._stretch_start_s(), identity)
             self._open_newest()
         except (sqlite3.Error, OSError, StoreError) as error:
             self._lock.close()
@@ -199,7 +199,7 @@ class GroupWriter:
     def _room_bytes(self) -> int:
         """What may still be written; pages in the write-ahead log are yet to reach the file."""
         pages: int = self._open().execute("PRAGMA page_count").fetchone()[0]
-        in_wal_only = max(0, pages * PAGE_BYTES - self._bucket.path.stat().st_size)
+        in_wal_only = max(0, pages * PAGE_BYTES - self._file.path.stat().st_size)
         return self._cap_bytes - directory_bytes(self._directory) - in_wal_only
 
     def _insert(self, appends: list[_Append]) -> list[int]:
@@ -223,19 +223,19 @@ class GroupWriter:
         """Begin another file where the present one is of an earlier time, or long enough.
 
         Not where the cap leaves no room for one more. A clock that stepped back never leads to an
-        older bucket.
+        older stretch.
         """
-        start_s = max(self._bucket_start(), self._bucket.start_s)
-        long_enough = self._bucket.path.stat().st_size >= _FILE_BYTES
-        if not (start_s > self._bucket.start_s or long_enough) or self._room_bytes() < need_bytes:
+        start_s = max(self._stretch_start_s(), self._file.start_s)
+        long_enough = self._file.path.stat().st_size >= _FILE_BYTES
+        if not (start_s > self._file.start_s or long_enough) or self._room_bytes() < need_bytes:
             return
         connection = self._open()
         truncate_wal(connection)
-        create_bucket(self._directory, start_s, read_state(connection))
+        create_file(self._directory, start_s, read_state(connection))
         self._close_connection()
         self._open_newest()
 
-    def _bucket_start(self) -> int:
+    def _stretch_start_s(self) -> int:
         return int(self._clock() // self._bucket_s) * self._bucket_s
 
     def _open(self) -> sqlite3.Connection:
@@ -245,8 +245,8 @@ class GroupWriter:
 
     def _open_newest(self) -> None:
         """Open the newest file; SQLite brings back every commit that was acknowledged."""
-        self._bucket: Bucket = list_buckets(self._directory)[-1]
-        self._connection = connect(self._bucket)
+        self._file: LogFile = list_files(self._directory)[-1]
+        self._connection = connect(self._file)
         self._next = read_state(self._connection).next
 
     def _close_connection(self) -> None:

@@ -60,18 +60,19 @@ _values = attrgetter(*FIELD_NAMES)
 # What a field may hold, as in docs/formats.md: of which types exactly (so that true is no number),
 # from which to which length or value.
 _ANY = 2**63 - 1
+_TEXT = 255
 _KINDS: dict[str, tuple[tuple[type, ...], int, int]] = {
     "trace_id": ((bytes,), 16, 16),
     "request_id": ((bytes,), 16, 16),
-    "tenant": ((str,), 1, _ANY),
+    "tenant": ((str,), 1, _TEXT),
     "period_id": ((bytes,), 16, 16),
     "alias": ((bytes,), 16, 16),
     "share_id": ((bytes,), 16, 16),
     "target": ((bytes,), 32, 32),
     "tokenizer": ((bytes,), 32, 32),
-    "node": ((str,), 1, _ANY),
+    "node": ((str,), 1, _TEXT),
     "parent_trace_id": ((bytes, NoneType), 16, 16),
-    "domain": ((str, NoneType), 0, _ANY),
+    "domain": ((str, NoneType), 0, _TEXT),
     "ext": ((bytes,), 0, _ANY),
 }
 _WHOLE = ((int,), 0, _ANY)
@@ -82,13 +83,15 @@ def decode_header(data: bytes) -> Header:
     """Read a header; raises EnvelopeError unless `data` is the canonical encoding of one."""
     try:
         values = cbor2.loads(data)
-    except (cbor2.CBORDecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
+    except Exception as error:
+        # Whatever the library meets in a stranger's bytes, it is the bytes' fault.
         raise EnvelopeError(
             f"header is not CBOR ({type(error).__name__}); drop the record"
         ) from None
     if not isinstance(values, list) or not values:
         raise EnvelopeError("header is not a CBOR array; drop the record")
-    if type(values[0]) is not int:
+    # Bounded before it is printed: a number may have more digits than Python turns into text.
+    if type(values[0]) is not int or not 0 <= values[0] <= _ANY:
         raise EnvelopeError("header begins with no version number; drop the record")
     if values[0] != HEADER_VERSION:
         raise EnvelopeError(
@@ -121,3 +124,6 @@ def _check_fields(values: list[Any]) -> None:
             size = len(value) if kind in kinds else -1
         if kind not in kinds or not least <= size <= most:
             raise EnvelopeError(f"header field {name} has the wrong type or length")
+        # No text of PostgreSQL holds it.
+        if kind is str and "\0" in value:
+            raise EnvelopeError(f"header field {name} holds a NUL character")

@@ -15,7 +15,6 @@ from typing import Any, Self
 
 from kafka import ConsumerRebalanceListener, KafkaConsumer, TopicPartition
 from kafka.coordinator.assignors.range import RangePartitionAssignor
-from kafka.errors import KafkaError
 from kafka.structs import OffsetAndMetadata
 
 from draftkeep.errors import StoreError
@@ -67,7 +66,7 @@ class KafkaGroup:
     def __init__(
         self,
         access: KafkaAccess,
-        topic: str,
+        topic_name: str,
         group: str,
         *,
         session_s: float = SESSION_S,
@@ -75,7 +74,7 @@ class KafkaGroup:
     ) -> None:
         """Starts to join; never waits for it."""
         self._access = access
-        self._topic = topic
+        self._topic_name = topic_name
         self._group = group
         self._session_s = session_s
         self._busy_s = busy_s
@@ -142,7 +141,9 @@ class KafkaGroup:
                 self._tell(consumer, assigned)
                 with self._lock:
                     self._assigned, self._failure = assigned, None
-            except (KafkaError, StoreError) as error:
+            except Exception as error:
+                # A fault of the library, too: a member whose thread ended would hold on to
+                # partitions in silence.
                 self._drop(consumer)
                 consumer = None
                 with self._lock:
@@ -165,7 +166,7 @@ class KafkaGroup:
             max_poll_interval_ms=int(1000 * self._busy_s),
             metadata_max_age_ms=_METADATA_MS,
         )
-        consumer.subscribe([self._topic], listener=_NeverFetch(consumer))
+        consumer.subscribe([self._topic_name], listener=_NeverFetch(consumer))
         return consumer
 
     def _tell(self, consumer: Any, assigned: frozenset[int]) -> None:
@@ -180,7 +181,7 @@ class KafkaGroup:
 
     def _message(self, offsets: dict[int, int]) -> dict[Any, Any]:
         return {
-            TopicPartition(self._topic, partition): OffsetAndMetadata(offset, "", -1)
+            TopicPartition(self._topic_name, partition): OffsetAndMetadata(offset, "", -1)
             for partition, offset in offsets.items()
         }
 
@@ -207,10 +208,10 @@ class KafkaGroup:
             self._assigned = frozenset()
         if consumer is None:
             return
-        with contextlib.suppress(KafkaError):
+        with contextlib.suppress(Exception):
             # What is under way would be lost with the connection.
             consumer.commit(self._message(last), timeout_ms=_LEAVE_MS)
-        with contextlib.suppress(KafkaError):
+        with contextlib.suppress(Exception):
             consumer.close(autocommit=False, timeout_ms=_LEAVE_MS)
 
 
@@ -221,18 +222,3 @@ def _explain(group: str, error: Exception) -> StoreError:
         f"consumer group {group} cannot be joined ({type(error).__name__}: {error}); check that "
         "the brokers answer and that this user may read the group"
     )
-
-
-def topic_partitions(access: KafkaAccess, topic: str) -> tuple[int, ...]:
-    """The numbers of a topic's partitions. Raises StoreError where there is no such topic."""
-    try:
-        with access.admin() as admin:
-            (found,) = admin.describe_topics([topic])
-    except KafkaError as error:
-        raise StoreError(
-            f"topic {topic} cannot be looked up ({type(error).__name__}: {error}); check that the "
-            "brokers answer"
-        ) from error
-    if not found["partitions"]:
-        raise StoreError(f"there is no topic {topic}; make it first, or correct kafka.topic")
-    return tuple(sorted(item["partition_index"] for item in found["partitions"]))

@@ -1,7 +1,7 @@
 """The log on Apache Kafka: one partition of one topic.
 
 Acknowledged means that the replicas in sync have it. Expiry is the topic's own
-(`draftkeep.ingest.kafka_topic`). Offsets are Kafka's: strictly increasing, never used twice.
+(`draftkeep.ingest.kafka_retention`). Offsets are Kafka's: strictly increasing, never used twice.
 """
 
 import contextlib
@@ -14,18 +14,18 @@ from typing import Any, TypeVar
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError, OffsetOutOfRangeError
 
+from draftkeep.config import KafkaConfig
 from draftkeep.errors import StoreError
 from draftkeep.ingest.kafka_client import KafkaAccess
-from draftkeep.ingest.kafka_topic import topic_id, topic_identity
+from draftkeep.ingest.kafka_topic_state import require_topic_id
 from draftkeep.ingest.kafka_writer import KafkaWriter
-from draftkeep.ingest.log import LogRecord
+from draftkeep.ingest.log import LogRecord, PartitionId
 
 _FETCH_BYTES = 4 * 1024**2
 _FETCH_WAIT_MS = 100
 _POLL_MS = 200
 _PAUSE_S = 0.1
-DEFAULT_BUDGET_BYTES = 64 * 1024**2
-DEFAULT_DEADLINE_S = 30.0
+_DEFAULTS = KafkaConfig()
 
 _T = TypeVar("_T")
 
@@ -41,18 +41,18 @@ class KafkaLog:
     def __init__(
         self,
         access: KafkaAccess,
-        topic: str,
+        topic_name: str,
         *,
         partition: int = 0,
-        budget_bytes: int = DEFAULT_BUDGET_BYTES,
-        deadline_s: float = DEFAULT_DEADLINE_S,
+        budget_bytes: int = _DEFAULTS.budget_bytes,
+        deadline_s: float = _DEFAULTS.deadline_s,
     ) -> None:
         """Open a topic that exists, remembering which one it is. Raises StoreError without it.
 
         `deadline_s` bounds every call, `budget_bytes` what appends keep in memory.
         """
         self._access = access
-        self._partition = TopicPartition(topic, partition)
+        self._partition = TopicPartition(topic_name, partition)
         self._deadline_s = deadline_s
         self._lock = threading.RLock()
         self._admin: Any = None
@@ -60,10 +60,14 @@ class KafkaLog:
         # What was fetched and not yet given out, and the position at which it starts.
         self._fetched: deque[LogRecord] = deque()
         self._fetched_from = 0
-        self._writer = KafkaWriter(access, topic, budget_bytes=budget_bytes, deadline_s=deadline_s)
+        self._writer = KafkaWriter(
+            access, topic_name, budget_bytes=budget_bytes, deadline_s=deadline_s
+        )
         self._closed = False
-        found = self._reach(lambda admin: topic_identity(admin, topic))
-        self._identity = (*found, partition)
+        cluster = self._reach(lambda admin: str(admin.describe_cluster()["cluster_id"]))
+        self._identity = PartitionId(
+            cluster=cluster, topic_id=self._topic_id(), partition=partition
+        )
 
     @property
     def name(self) -> str:
@@ -142,13 +146,15 @@ class KafkaLog:
             default=0,
         )
 
-    def identity(self) -> tuple[str, str, int]:
-        """Cluster id, topic id and partition; the topic's as the brokers say now.
+    def identity(self) -> PartitionId:
+        """See `Log.identity`; the topic's id as the brokers say at present.
 
         One request: what answers at the same address as another cluster has other topics.
         """
-        topic = self._reach(lambda admin: topic_id(admin, self._partition.topic))
-        return self._identity[0], topic, self._identity[2]
+        return self._identity._replace(topic_id=self._topic_id())
+
+    def _topic_id(self) -> str:
+        return self._reach(lambda admin: require_topic_id(admin, self.name))
 
     def close(self) -> None:
         """Finish the appends that were accepted and let go of every connection."""
@@ -235,8 +241,8 @@ class KafkaLog:
         found = self.identity()
         if found != self._identity:
             raise StoreError(
-                f"topic {self._partition.topic} has id {found[1]}, expected {self._identity[1]}: "
-                "it was deleted and made again; open the log again to use the one that is there"
+                f"topic {self._partition.topic} has id {found.topic_id}, expected "
+                f"{self._identity.topic_id}: it was deleted and made again; open the log again to use the one that is there"
             )
 
     def _check_open(self) -> None:

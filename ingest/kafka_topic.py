@@ -1,74 +1,31 @@
-"""A topic for sealed traces: made with the settings a deadline needs, and read back."""
+"""Making a topic for sealed traces, with the settings that a deadline needs, and deleting it."""
 
-import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+import time
+import uuid
+from collections.abc import Mapping
 from typing import Any
 
 from kafka.errors import KafkaError
 
 from draftkeep.errors import StoreError
 from draftkeep.ingest.kafka_client import KafkaAccess
-from draftkeep.ingest.kafka_settings import broker_settings, topic_settings_of
+from draftkeep.ingest.kafka_topic_state import find_topic_id, running_brokers
 
-_SEGMENTS_PER_TTL = 24
 MAX_MESSAGE_BYTES = 2 * 1024**2
+_MAX_REPLICAS = 3
+_SEGMENTS_PER_TTL = 24
 _SEGMENT_BYTES = 256 * 1024**2
 _DELETE_DELAY_MS = 60_000
+_PAUSE_S = 0.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicRetention:
-    """What decides how old a record on the brokers' disks can get.
-
-    `check_ms` is the longest that any broker waits before it looks for expired segments.
-    `retention_ms` is None where the topic keeps its records for ever.
-    """
-
-    retention_ms: int | None
-    segment_ms: int
-    check_ms: int
-    delete_delay_ms: int
-    append_time: bool
-    deletes: bool
-    tiered: bool
-
-    @property
-    def worst_case_age_s(self) -> float:
-        """The greatest age of a record on a healthy broker, infinite where there is none.
-
-        A segment goes as a whole once its newest record is `retention_ms` old, and takes records
-        for up to `segment_ms`; then the broker has to look, and renames the file before it
-        unlinks it. Without the broker's own timestamps one record from the future holds all.
-        """
-        if self.retention_ms is None or not self.append_time or not self.deletes or self.tiered:
-            return math.inf
-        parts_ms = (self.retention_ms, self.segment_ms, self.check_ms, self.delete_delay_ms)
-        return sum(parts_ms) / 1000
-
-    def problems(self, ttl_s: float) -> list[str]:
-        """Why the topic cannot keep a deadline of `ttl_s`, one sentence each; empty if it can."""
-        found = []
-        if self.retention_ms is None:
-            found.append("retention.ms is unlimited; set it below the deadline")
-        if not self.append_time:
-            found.append("message.timestamp.type is CreateTime; set it to LogAppendTime")
-        if not self.deletes:
-            found.append("cleanup.policy is not delete; set it to delete")
-        if self.tiered:
-            found.append("remote.storage.enable is true; tiered copies have their own deadline")
-        if not found and self.worst_case_age_s > ttl_s:
-            found.append(
-                f"a record can get {self.worst_case_age_s:g} s old (retention.ms "
-                f"{self.retention_ms} + segment.ms {self.segment_ms} + the brokers' check interval "
-                f"{self.check_ms} + file.delete.delay.ms {self.delete_delay_ms}), more than the "
-                f"deadline of {ttl_s:g} s; shorten retention.ms"
-            )
-        return found
+def default_replicas(admin: Any) -> int:
+    """As many copies as brokers run, at most 3. Raises StoreError where they do not answer."""
+    return min(_MAX_REPLICAS, len(running_brokers(admin)))
 
 
 def topic_settings(*, ttl_s: float, replicas: int) -> dict[str, str]:
-    """The settings of a topic whose records are to be gone after `ttl_s`.
+    """The settings to make a topic with whose records are to be gone after `ttl_s`.
 
     Two of the deadline's 24 parts are left for the segment that is being written and for the
     brokers' checks. Bodies are sealed and do not compress, so nobody tries.
@@ -91,7 +48,7 @@ def topic_settings(*, ttl_s: float, replicas: int) -> dict[str, str]:
 
 def create_topic(
     access: KafkaAccess,
-    name: str,
+    topic_name: str,
     *,
     partitions: int,
     replicas: int,
@@ -110,51 +67,29 @@ def create_topic(
     }
     with access.admin() as admin:
         try:
-            admin.create_topics({name: options}, wait_for_metadata=True)
+            admin.create_topics({topic_name: options}, wait_for_metadata=True)
         except KafkaError as error:
-            raise StoreError(f"topic {name} cannot be made: {error}") from error
+            raise StoreError(f"topic {topic_name} cannot be made: {error}") from error
 
 
-def read_retention(access: KafkaAccess, name: str) -> TopicRetention:
-    """What the brokers really do with the topic. Raises StoreError where it is not there."""
-    with access.admin() as admin:
-        return retention_of(topic_settings_of(admin, name), broker_settings(admin).values())
+def delete_topic(admin: Any, topic_name: str, topic_id: str, *, patience_s: float) -> None:
+    """Delete the topic and wait until it is gone; one that was made again meanwhile stays.
 
-
-def retention_of(
-    topic: Mapping[str, str], brokers: Collection[Mapping[str, str]]
-) -> TopicRetention:
-    """What a topic's settings and those of the brokers come to."""
-    retention_ms = int(topic["retention.ms"])
-    return TopicRetention(
-        retention_ms=None if retention_ms < 0 else retention_ms,
-        segment_ms=int(topic["segment.ms"]),
-        # After a start the first look comes only when the initial delay is over.
-        check_ms=max(
-            max(
-                int(broker["log.retention.check.interval.ms"]),
-                int(broker.get("log.initial.task.delay.ms", 0)),
-            )
-            for broker in brokers
-        ),
-        delete_delay_ms=int(topic["file.delete.delay.ms"]),
-        append_time=topic["message.timestamp.type"] == "LogAppendTime",
-        deletes="delete" in topic["cleanup.policy"].split(","),
-        tiered=topic.get("remote.storage.enable") == "true",
-    )
-
-
-def topic_identity(admin: Any, name: str) -> tuple[str, str]:
-    """The cluster's id and the topic's, which a topic made again under the name does not share.
-
-    Raises StoreError where there is no such topic.
+    Raises StoreError where the brokers refuse, or it is there still after `patience_s`: call it
+    again.
     """
-    return str(admin.describe_cluster()["cluster_id"]), topic_id(admin, name)
-
-
-def topic_id(admin: Any, name: str) -> str:
-    """The topic's id. Raises StoreError where there is no such topic."""
-    (topic,) = admin.describe_topics([name])
-    if topic["topic_id"] is None:
-        raise StoreError(f"there is no topic {name}; make it first (draftkeep.ingest.kafka_topic)")
-    return str(topic["topic_id"])
+    deadline_s = time.monotonic() + patience_s
+    try:
+        admin.delete_topics([uuid.UUID(topic_id)])
+        while find_topic_id(admin, topic_name) == topic_id:
+            if time.monotonic() > deadline_s:
+                raise StoreError(
+                    f"topic {topic_name} is still there after {patience_s:g} s; check that the "
+                    "brokers run, and delete it again"
+                )
+            time.sleep(_PAUSE_S)
+    except KafkaError as error:
+        raise StoreError(
+            f"topic {topic_name} cannot be deleted ({type(error).__name__}: {error}); check that "
+            "this user may DELETE it, and delete.topic.enable on the brokers"
+        ) from error

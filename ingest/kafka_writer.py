@@ -128,11 +128,11 @@ class KafkaWriter:
     """
 
     def __init__(
-        self, access: KafkaAccess, topic: str, *, budget_bytes: int, deadline_s: float
+        self, access: KafkaAccess, topic_name: str, *, budget_bytes: int, deadline_s: float
     ) -> None:
         """Connects with the first append, so that a node starts without its brokers."""
         self._access = access
-        self._topic = topic
+        self._topic_name = topic_name
         self._budget_bytes = budget_bytes
         self._deadline_s = deadline_s
         self._client: _Client | None = None
@@ -180,7 +180,7 @@ class KafkaWriter:
                 for index, record in enumerate(records):
                     key = None if keys is None else keys[index]
                     sent.append(
-                        client.producer.send(self._topic, record, key=key, partition=partition)
+                        client.producer.send(self._topic_name, record, key=key, partition=partition)
                     )
             except KafkaError as error:
                 refusal = error
@@ -231,11 +231,11 @@ class KafkaWriter:
         if isinstance(error, MessageSizeTooLargeError | RecordListTooLargeError):
             largest = max(len(record) for record in records)
             return StoreError(
-                f"topic {self._topic} takes no record of {largest} bytes; set its "
+                f"topic {self._topic_name} takes no record of {largest} bytes; set its "
                 f"max.message.bytes to {MAX_MESSAGE_BYTES} and append again"
             )
         return StoreError(
-            f"Kafka did not acknowledge {len(records)} records for topic {self._topic} within "
+            f"Kafka did not acknowledge {len(records)} records for topic {self._topic_name} within "
             f"{self._deadline_s:g} s ({type(error).__name__}); any of them may have been "
             "written. Append them again: readers drop duplicates"
         )

@@ -6,7 +6,15 @@ got to is the reader's own business: the next offset lives in its catalog, besid
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+
+class PartitionId(NamedTuple):
+    """What a stored offset belongs to: a topic made again under its name has another id."""
+
+    cluster: str
+    topic_id: str
+    partition: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +75,8 @@ class Log(Protocol):
         """What the log occupies at present, its own bookkeeping included."""
         ...
 
-    def identity(self) -> tuple[str, str, int]:
-        """Cluster id, topic id and partition: what a stored offset belongs to."""
+    def identity(self) -> PartitionId:
+        """Which log this is; the same for every reader, and after a restart."""
         ...
 
     def close(self) -> None:

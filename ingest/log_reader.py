@@ -11,18 +11,18 @@ from typing import TypeVar
 
 from draftkeep import files
 from draftkeep.errors import StoreError
-from draftkeep.ingest.buckets import (
-    Bucket,
+from draftkeep.ingest.log import LogRecord, PartitionId
+from draftkeep.ingest.log_files import (
+    LogFile,
     State,
     delete_rows,
     directory_bytes,
-    list_buckets,
+    list_files,
     opened,
     read_state,
     remove_files,
     sweep_strays,
 )
-from draftkeep.ingest.log import LogRecord
 
 _ATTEMPTS = 16
 
@@ -69,44 +69,44 @@ class LogReader:
         """All files of the directory, write-ahead logs and free pages included."""
         return directory_bytes(self._directory)
 
-    def identity(self) -> tuple[str, str, int]:
+    def identity(self) -> PartitionId:
         """Two random names drawn when the log was made, and partition 0."""
-        state = self._settled(lambda: self._state(self._buckets()))
-        return (state.cluster, state.topic, 0)
+        state = self._settled(lambda: self._state(self._files()))
+        return PartitionId(cluster=state.cluster, topic_id=state.topic, partition=0)
 
     def _settled(self, action: Callable[[], _T]) -> _T:
         """Run `action` until no file came or went under its hands."""
         for attempt in range(1, _ATTEMPTS + 1):
-            before = self._buckets()
+            before = self._files()
             try:
                 return action()
             except sqlite3.Error as error:
-                if attempt == _ATTEMPTS or self._buckets() == before:
+                if attempt == _ATTEMPTS or self._files() == before:
                     raise StoreError(
                         f"the log in {self._directory} cannot be read ({error}); check "
                         "permissions there, or move the directory aside to begin a new log"
                     ) from error
         raise AssertionError("the last attempt returns or raises")
 
-    def _buckets(self) -> list[Bucket]:
+    def _files(self) -> list[LogFile]:
         try:
-            buckets = list_buckets(self._directory)
+            log_files = list_files(self._directory)
         except FileNotFoundError:
-            buckets = []
-        if not buckets:
+            log_files = []
+        if not log_files:
             raise StoreError(f"there is no log in {self._directory}; start the serving node first")
-        return buckets
+        return log_files
 
-    def _state(self, buckets: list[Bucket]) -> State:
-        with opened(buckets[-1]) as connection:
+    def _state(self, log_files: list[LogFile]) -> State:
+        with opened(log_files[-1]) as connection:
             return read_state(connection)
 
     def _bounds(self) -> tuple[int, int]:
-        *older, newest = self._buckets()
+        *older, newest = self._files()
         # One statement, one snapshot: between two, an append could slip past both.
         query = "SELECT (SELECT min(id) FROM records), next FROM state"
-        for bucket in older:
-            with opened(bucket) as connection:
+        for file in older:
+            with opened(file) as connection:
                 first, _ = connection.execute(query).fetchone()
             if first is not None:
                 return first, self._state([newest]).next
@@ -115,15 +115,15 @@ class LogReader:
         return (following if first is None else first), following
 
     def _read(self, start: int, limit_records: int, limit_bytes: int) -> list[LogRecord]:
-        buckets = self._buckets()
+        log_files = self._files()
         records: list[LogRecord] = []
-        for bucket, end in zip(buckets, _ends(buckets), strict=True):
+        for file, end in zip(log_files, _ends(log_files), strict=True):
             if end is not None and end <= start:
                 continue
-            full = _read_bucket(bucket, start, limit_records, limit_bytes, records)
+            full = _read_file(file, start, limit_records, limit_bytes, records)
             if full:
                 return records
-        if not records and start > (following := self._state(buckets).next):
+        if not records and start > (following := self._state(log_files).next):
             raise StoreError(
                 f"reading from offset {start}, but the log ends at {following}: the offset "
                 "belongs to another log, or this one was restored from a copy"
@@ -131,32 +131,32 @@ class LogReader:
         return records
 
     def _free(self, up_to: int) -> None:
-        following = self._state(self._buckets()).next
+        following = self._state(self._files()).next
         if up_to > following:
             raise StoreError(f"freeing up to offset {up_to}, but the log ends at {following}")
-        buckets = self._buckets()
-        for bucket, end in zip(buckets, _ends(buckets), strict=True):
+        log_files = self._files()
+        for file, end in zip(log_files, _ends(log_files), strict=True):
             if end is not None and end <= up_to:
-                remove_files(bucket.path)
-            elif bucket.first < up_to:
-                with opened(bucket) as connection:
+                remove_files(file.path)
+            elif file.first < up_to:
+                with opened(file) as connection:
                     delete_rows(connection, up_to)
         sweep_strays(self._directory)
         files.sync(self._directory)
 
 
-def _ends(buckets: list[Bucket]) -> list[int | None]:
-    """For each bucket the offset at which the next one starts; None for the newest."""
-    return [*(bucket.first for bucket in buckets[1:]), None]
+def _ends(log_files: list[LogFile]) -> list[int | None]:
+    """For each file the offset at which the next one starts; None for the newest."""
+    return [*(file.first for file in log_files[1:]), None]
 
 
-def _read_bucket(
-    bucket: Bucket, start: int, limit_records: int, limit_bytes: int, records: list[LogRecord]
+def _read_file(
+    file: LogFile, start: int, limit_records: int, limit_bytes: int, records: list[LogRecord]
 ) -> bool:
-    """Add the bucket's rows from `start` on to `records`; True when a limit was reached."""
+    """Add its rows from `start` on to `records`; True when a limit was reached."""
     taken_bytes = sum(len(record.data) for record in records)
     query = "SELECT id, data, appended_s FROM records WHERE id >= ? ORDER BY id"
-    with opened(bucket) as connection:
+    with opened(file) as connection:
         for offset, data, appended_s in connection.execute(query, (start,)):
             taken_bytes += len(data)
             if records and (len(records) >= limit_records or taken_bytes > limit_bytes):

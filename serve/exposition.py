@@ -22,7 +22,7 @@ from draftkeep.serve.engine.lookahead import SpeculationState
 from draftkeep.serve.engine.request import Finish
 from draftkeep.serve.engine.stats import EngineStats
 from draftkeep.serve.metrics import Counted, Histogram, Metrics
-from draftkeep.serve.outbox import SpoolStats
+from draftkeep.serve.outbox import ForwardingStats
 from draftkeep.serve.stats import NodeStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -88,8 +88,8 @@ class Exposition(Collector):
         yield from _speculation(state.engine.speculation)
         yield from _failures(state.engine)
         yield from _capture(state.capture)
-        if state.spool is not None:
-            yield from _spool(state.spool)
+        if state.forwarding is not None:
+            yield from _forwarding(state.forwarding)
         yield from _answers(counted)
 
     def _vllm_speculation(self, counted: Counted) -> Iterable[Metric]:
@@ -227,18 +227,18 @@ def _capture(capture: CaptureStats) -> Iterable[Metric]:
     )
 
 
-def _spool(spool: SpoolStats) -> Iterable[Metric]:
-    forward = spool.forward
+def _forwarding(stats: ForwardingStats) -> Iterable[Metric]:
+    forward = stats.forward
     for name, help_text, count in (
-        ("forwarded_records", "Traces that Kafka has acknowledged", forward.records),
-        ("forwarded_bytes", "Bytes that Kafka has acknowledged", forward.bytes_),
+        ("forwarded_records", "Traces that Kafka has acknowledged", forward.sent_records),
+        ("forwarded_bytes", "Bytes that Kafka has acknowledged", forward.sent_bytes),
         ("forward_failures", "Attempts that Kafka did not acknowledge", forward.failures),
     ):
         yield _counter(f"draftkeep_{name}", help_text, [({}, count)])
     for name, help_text, value in (
         ("spool_records", "Traces that wait for Kafka", forward.waiting),
-        ("spool_bytes", "What the node's log occupies", forward.spool_bytes),
-        ("spool_cap_bytes", "What it may occupy", spool.cap_bytes),
+        ("spool_bytes", "What the node's log occupies", forward.log_bytes),
+        ("spool_cap_bytes", "What it may occupy", stats.cap_bytes),
         ("spool_oldest_seconds", "Age of the oldest trace held up", forward.oldest_s),
     ):
         yield _gauge(f"draftkeep_{name}", help_text, [({}, value)])

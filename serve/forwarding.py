@@ -8,7 +8,6 @@ from draftkeep.config import KafkaConfig
 from draftkeep.ingest.forward_counts import ForwardStats
 from draftkeep.ingest.forwarder import Forwarder
 from draftkeep.ingest.kafka_client import KafkaAccess
-from draftkeep.ingest.kafka_writer import KafkaWriter
 from draftkeep.ingest.log import Log
 
 _log = logging.getLogger(__name__)
@@ -23,15 +22,7 @@ class Forwarding:
     def __init__(
         self, log: Log, access: KafkaAccess, config: KafkaConfig, *, clock: Callable[[], float]
     ) -> None:
-        self._writer = KafkaWriter(
-            access,
-            config.topic,
-            budget_bytes=config.budget_bytes,
-            deadline_s=config.deadline_s,
-        )
-        self._forwarder = Forwarder(
-            log, self._writer, budget_bytes=config.budget_bytes, clock=clock
-        )
+        self._forwarder = Forwarder.configured(log, access, config, clock=clock)
         self._stop = threading.Event()
         self._thread = threading.Thread(
             target=self._forwarder.run, args=(self._stop,), name="forwarder", daemon=True
@@ -53,7 +44,7 @@ class Forwarding:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(0.7 * timeout_s)
-        self._writer.close(0.1 * timeout_s)
+        self._forwarder.close(0.1 * timeout_s)
         if self._thread.is_alive():
             self._thread.join(0.2 * timeout_s)
         if self._thread.is_alive():

@@ -32,11 +32,11 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(entry)
 
 
-def log_to_stderr() -> None:
-    """Send everything from level INFO on to stderr in this form."""
+def log_to_stderr(level: int = logging.INFO) -> None:
+    """Send everything from a level on to stderr in this form; nothing of the Kafka library's."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.basicConfig(level=level, handlers=[handler], force=True)
     keep_library_quiet()
     # One line a request, with its URL.
     logging.getLogger("httpx").setLevel(logging.WARNING)

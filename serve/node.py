@@ -171,7 +171,7 @@ class Node:
             groups=self.groups.snapshot(),
             tenants=self.limits.usage(),
             capture=self.capture.stats(),
-            spool=None if self._outbox is None else self._outbox.stats(),
+            forwarding=None if self._outbox is None else self._outbox.stats(),
         )
 
     def set_speculation(self, mode: Mode, lookahead: int | None) -> int:

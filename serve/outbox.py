@@ -1,4 +1,4 @@
-"""Outbox: the way a trace leaves a node, from the emitter's queue to the log and on to Kafka."""
+"""Outbox: the way a trace leaves a node, from the emitter's queue to its log and on to Kafka."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,15 +20,15 @@ from draftkeep.store.nodes import enrol_node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpoolStats:
-    """A node's log on its way to Kafka, and the bytes at which it refuses."""
+class ForwardingStats:
+    """The embedded log on its way to Kafka, and the bytes at which it refuses."""
 
     cap_bytes: int
     forward: ForwardStats
 
 
 class Outbox:
-    """The node's log with its emitter and sealer, and its forwarder where there are brokers.
+    """The embedded log with its emitter and sealer, and its forwarder where there are brokers.
 
     `start` it once the node does, `close` it before keyring and catalog.
     """
@@ -70,7 +70,7 @@ class Outbox:
         tenants = [tenant.name for tenant in config.tenants]
         enrol_node(catalog, name, signing.public, tenants, clock())
         log = SqliteLog(
-            config.state_dir / "log" / "traces",
+            config.log_path,
             cap_bytes=config.log.cap_bytes,
             bucket_s=config.log.bucket_s,
             clock=clock,
@@ -94,11 +94,11 @@ class Outbox:
         if self._forwarding is not None:
             self._forwarding.start()
 
-    def stats(self) -> SpoolStats | None:
+    def stats(self) -> ForwardingStats | None:
         """What waits for the brokers; None where the log itself is read."""
         if self._forwarding is None:
             return None
-        return SpoolStats(cap_bytes=self._cap_bytes, forward=self._forwarding.stats())
+        return ForwardingStats(cap_bytes=self._cap_bytes, forward=self._forwarding.stats())
 
     def close(self, timeout_s: float) -> None:
         """Deliver what waits, drop what is left, and close the log, all within `timeout_s`.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from draftkeep.serve.capture import CaptureStats
 from draftkeep.serve.engine.stats import EngineStats
-from draftkeep.serve.outbox import SpoolStats
+from draftkeep.serve.outbox import ForwardingStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +14,7 @@ class NodeStats:
 
     `target` is the served model's fingerprint. `groups` are the counts of finished requests by
     domain (`GroupCounts`), `tenants` what each tenant used of its limits (`Limits.usage`).
-    `spool` is what waits for Kafka, None where the node's own log is the broker.
+    `forwarding` is what waits for Kafka, None where compactors read the node's own log.
     """
 
     target: bytes
@@ -22,4 +22,4 @@ class NodeStats:
     groups: Mapping[str, Mapping[str, int]]
     tenants: Mapping[str, Mapping[str, int]]
     capture: CaptureStats
-    spool: SpoolStats | None
+    forwarding: ForwardingStats | None

@@ -1,12 +1,13 @@
 """Admission: whether a record from a log may become a row of a shard. It needs no key.
 
 What it checks, in this order: the record's and header's format; whether the header's own deadline
-has passed; the node (enrolled, not revoked, allowed for the tenant) and its signature; the share
-id against the encapsulation, and the body's length; the header against the issuer's signed period
-record; tombstones.
+has passed; tombstones; the node (enrolled, not revoked, allowed for the tenant) and its signature;
+the share id against the encapsulation, and the body's length; the header against the issuer's
+signed period record.
 """
 
 import hashlib
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -46,6 +47,8 @@ class Refusal(StrEnum):
 
 COUNTED_ONLY = frozenset({Refusal.EXPIRED, Refusal.ERASED})
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
@@ -77,17 +80,28 @@ class Refused:
 
 def parse(records: Iterable[LogRecord]) -> tuple[list[Candidate], list[Refused]]:
     """Decode records; what does not decode, an unknown version included, is refused."""
-    candidates, refused = [], []
+    candidates, refused, faults = [], [], set()
     for source in records:
         try:
             sealed, header = read_record(source.data)
-        except EnvelopeError as error:
+        except Exception as error:
+            # One record must not stop the line, whatever the decoder fails to foresee.
+            detail = str(error)
+            if not isinstance(error, EnvelopeError):
+                # Its words may hold content.
+                detail = f"the decoder failed ({type(error).__name__})"
+                faults.add(type(error).__name__)
             refused.append(
-                Refused(source=source, header=None, reason=Refusal.UNREADABLE, detail=str(error))
+                Refused(source=source, header=None, reason=Refusal.UNREADABLE, detail=detail)
             )
             continue
         digest = hashlib.sha256(source.data).digest()
         candidates.append(Candidate(source=source, sealed=sealed, header=header, digest=digest))
+    if faults:
+        _log.error(
+            "the decoder failed on records (%s), which are kept as dead letters; report it",
+            ", ".join(sorted(faults)),
+        )
     return candidates, refused
 
 
@@ -138,10 +152,10 @@ class Admission:
         header = candidate.header
         if header.expiry_s <= self.now_s:
             return Refusal.EXPIRED
-        refusal = self._node(candidate) or self._period(header)
-        if refusal is not None:
-            return refusal
-        return Refusal.ERASED if self.tombstones.cover(header) else None
+        # Before what makes a dead letter: nothing of an erased subject is kept, in no table.
+        if self.tombstones.cover(header):
+            return Refusal.ERASED
+        return self._node(candidate) or self._period(header)
 
     def _node(self, candidate: Candidate) -> Refusal | None:
         header, sealed = candidate.header, candidate.sealed

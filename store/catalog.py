@@ -1,8 +1,8 @@
 """Catalog: what exists, in one transactional database.
 
 SQLite on one machine, PostgreSQL for several; `database` knows what each needs. Several processes
-use one catalog at once: writers queue behind one lock for at most BUSY_S, readers see one
-consistent snapshot and never block.
+use one catalog at once: writers queue behind one lock, for at most `database.BUSY_S`; readers see
+one consistent snapshot and never block.
 """
 
 from collections.abc import Iterator
@@ -28,12 +28,17 @@ class Catalog:
     """An open catalog. `begin()` writes, `read()` reads, `close()` ends it.
 
     Threads may share one; a forked child must open its own. A lost connection, and a lock that
-    others held for BUSY_S, is a StoreError; the next transaction connects again. After one that
-    was raised on leaving `begin()` it is not known whether the transaction committed.
+    others held for `database.BUSY_S`, is a StoreError; the next transaction connects again. After
+    one that was raised on leaving `begin()` it is not known whether the transaction committed.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+
+    @staticmethod
+    def is_there(config: Config) -> bool:
+        """Whether `configured` would find one; a PostgreSQL database is taken to be there."""
+        return bool(config.catalog.url) or (config.state_dir / FILE).exists()
 
     @classmethod
     def configured(cls, config: Config, *, create: bool = True) -> "Catalog":
@@ -42,16 +47,15 @@ class Catalog:
         ConfigError where it is not there and `create` is False, for a command that only looks: a
         mistyped path or URL must not make an empty one.
         """
-        path = config.state_dir / FILE
         if config.catalog.url:
             return cls.connect(
                 config.catalog.url, password=config.catalog.read_password(), create=create
             )
-        if not create and not path.exists():
+        if not create and not cls.is_there(config):
             raise ConfigError(
                 f"no catalog in {config.state_dir}; check state_dir, or start the service"
             )
-        return cls.open(path)
+        return cls.open(config.state_dir / FILE)
 
     @classmethod
     def open(cls, path: Path) -> "Catalog":

@@ -16,7 +16,7 @@ from draftkeep.errors import ConflictError, StoreError
 from draftkeep.ingest.log import Log
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.check_files import check_files
-from draftkeep.store.check_rules import Finding, Repair, check_rules
+from draftkeep.store.check_rules import RuleResult, Repair, check_rules
 from draftkeep.store.erasure import carry_out
 from draftkeep.store.influence import clear_channels, quarantine_with_descendants
 from draftkeep.store.offsets import locate
@@ -34,7 +34,7 @@ def check_catalog(
     now_s: float,
     grace_s: float = GRACE_S,
     digests: bool = True,
-) -> list[Finding]:
+) -> list[RuleResult]:
     """Ask every rule; the findings say which hold. `storage` is where the shards lie.
 
     `logs` are those whose stored offset is compared with what the log holds. `digests` reads
@@ -49,7 +49,7 @@ def check_catalog(
 def repair_catalog(
     catalog: Catalog,
     storage: Storage,
-    findings: Iterable[Finding],
+    findings: Iterable[RuleResult],
     *,
     now_s: float,
     grace_s: float = GRACE_S,
@@ -76,14 +76,14 @@ def _finish_erasures(catalog: Catalog, now_s: float) -> None:
         clear_channels(connection, tainted, now_s)
 
 
-def _database(connection: Connection) -> Finding:
+def _database(connection: Connection) -> RuleResult:
     """SQLite's own check of its file. PostgreSQL checks pages as it reads them."""
     broken: list[str] = []
     if connection.dialect.name == "sqlite":
         broken = list(connection.exec_driver_sql("PRAGMA integrity_check(3)").scalars())
         if broken == ["ok"]:
             broken = []
-    return Finding(
+    return RuleResult(
         rule="the database is sound",
         broken=len(broken),
         examples=tuple(broken),
@@ -92,14 +92,14 @@ def _database(connection: Connection) -> Finding:
     )
 
 
-def _logs(catalog: Catalog, logs: Sequence[Log]) -> Finding:
+def _logs(catalog: Catalog, logs: Sequence[Log]) -> RuleResult:
     broken = []
     for log in logs:
         try:
             locate(catalog, log)
         except StoreError as error:
             broken.append(str(error))
-    return Finding(
+    return RuleResult(
         rule="no stored offset lies beyond its log",
         broken=len(broken),
         examples=tuple(broken),

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 
 from draftkeep.errors import StoreError
 from draftkeep.store.catalog import Catalog
-from draftkeep.store.check_rules import Finding, Repair, examples
+from draftkeep.store.check_rules import Repair, RuleResult, examples
 from draftkeep.store.schema import shards, trace_ids
 from draftkeep.store.shard import read_keys
 from draftkeep.store.shard_rows import ShardRow, list_shards
@@ -29,7 +29,7 @@ _REMEDIES = {
 
 def check_files(
     catalog: Catalog, storage: Storage, *, now_s: float, grace_s: float, digests: bool
-) -> list[Finding]:
+) -> list[RuleResult]:
     """Compare every listed shard with its file, and every file with the list.
 
     `digests` reads all files; without it a file of the right size is taken for what it was.
@@ -38,14 +38,15 @@ def check_files(
     broken: dict[str, list[str]] = {rule: [] for rule in rules}
     with catalog.read() as connection:
         listed = list_shards(connection)
-    sizes = {file.name: file.size_bytes for file in storage.list()}
+    files = storage.list()
+    sizes = {file.name: file.size_bytes for file in files}
     for shard in listed:
         rule = _broken_rule(catalog, storage, shard, sizes.get(shard.name), digests)
         # A shard that was replaced since it was listed breaks no rule.
         if rule is not None and _is_listed(catalog, shard):
             broken[rule].append(shard.name)
     found = [_finding(rule, names, _REMEDIES[rule], Repair.NONE) for rule, names in broken.items()]
-    orphans = find_orphans(catalog, storage, before_s=now_s - grace_s)
+    orphans = find_orphans(catalog, storage, files, before_s=now_s - grace_s)
     rule = "every file past its grace is listed"
     return [*found, _finding(rule, orphans, "run draftkeep compact, or repair", Repair.SWEEP)]
 
@@ -89,7 +90,7 @@ def _is_listed(catalog: Catalog, shard: ShardRow) -> bool:
         return bool(list_shards(connection, shards.c.id == shard.id))
 
 
-def _finding(rule: str, names: list[str], remedy: str, repair: Repair) -> Finding:
-    return Finding(
+def _finding(rule: str, names: list[str], remedy: str, repair: Repair) -> RuleResult:
+    return RuleResult(
         rule=rule, broken=len(names), examples=examples(names), remedy=remedy, repair=repair
     )

@@ -38,7 +38,7 @@ class Repair(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class RuleResult:
     """One rule, and how much breaks it: 0 where it holds. `examples` are a few names or ids."""
 
     rule: str
@@ -242,13 +242,13 @@ RULES = (
 )
 
 
-def check_rules(connection: Connection, now_s: float) -> Iterator[Finding]:
+def check_rules(connection: Connection, now_s: float) -> Iterator[RuleResult]:
     """Ask every rule in the caller's snapshot."""
     for rule in RULES:
         broken = rule.broken(int(now_s))
         few = list(connection.scalars(broken.limit(_EXAMPLES)))
         total = sa.select(sa.func.count()).select_from(broken.subquery())
-        yield Finding(
+        yield RuleResult(
             rule=rule.name,
             broken=connection.scalar(total) or 0 if few else 0,
             examples=examples(few),

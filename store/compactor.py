@@ -30,8 +30,8 @@ from draftkeep.store.admission import (
 from draftkeep.store.catalog import CHUNK, Catalog
 from draftkeep.store.database import insert_many
 from draftkeep.store.dead_letters import add_dead_letters
-from draftkeep.store.deletion_rows import note_erased
 from draftkeep.store.drops import add_drops
+from draftkeep.store.log_deletion_rows import note_erased
 from draftkeep.store.offsets import LogOffset, advance, locate, note_gaps
 from draftkeep.store.ownership import claim
 from draftkeep.store.schema import trace_ids
@@ -158,8 +158,8 @@ class Compactor:
             _log.error(
                 "LOST: partition %d of %s no longer has the offsets %d to %d (%d), which were not "
                 "compacted; its retention is too short, or somebody deleted records",
-                offset.identity[2],
-                offset.name,
+                offset.identity.partition,
+                offset.topic_name,
                 first,
                 following - 1,
                 following - first,
@@ -169,8 +169,8 @@ class Compactor:
             _log.error(
                 "partition %d of %s has %d records that no honest node writes: %s; they are kept "
                 "as dead letters",
-                offset.identity[2],
-                offset.name,
+                offset.identity.partition,
+                offset.topic_name,
                 count,
                 reason,
             )

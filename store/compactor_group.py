@@ -122,35 +122,7 @@ class CompactorGroup:
                 compactor.close()
 
 
-class Patience:
-    """How long to wait after failures, and what to say: one line for an outage, one for its end."""
-
-    def __init__(self, *, first_s: float = 1.0, longest_s: float = 30.0) -> None:
-        self._first_s = first_s
-        self._longest_s = longest_s
-        self._pause_s = 0.0
-
-    @property
-    def pause_s(self) -> float:
-        """How long to wait before the next attempt; 0 while all is well."""
-        return self._pause_s
-
-    def failed(self, error: StoreError) -> None:
-        """Something did not work and will be tried again."""
-        if not self._pause_s:
-            _log.error("compacting does not work and is tried again until it does: %s", error)
-            self._pause_s = self._first_s
-        else:
-            self._pause_s = min(2 * self._pause_s, self._longest_s)
-
-    def worked(self) -> None:
-        """Everything works."""
-        if self._pause_s:
-            _log.warning("compacting works again")
-        self._pause_s = 0.0
-
-
-def keeps_house(partitions: Collection[int]) -> bool:
+def does_upkeep(partitions: Collection[int]) -> bool:
     """Whether who has these partitions rewrites, merges and sweeps for all: one process does."""
     return 0 in partitions
 

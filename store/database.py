@@ -58,7 +58,7 @@ def make_engine(url: str, password: str | None = None) -> Engine:
             "the catalog's URL cannot be read; expected postgresql://USER@HOST:PORT/DATABASE"
         ) from None
     if parsed.get_backend_name() == "sqlite":
-        engine = sa.create_engine(parsed)
+        engine = sa.create_engine(parsed, hide_parameters=True)
         event.listen(engine, "connect", _on_sqlite_connect)
         event.listen(engine, "begin", _on_sqlite_begin)
         return engine
@@ -72,6 +72,7 @@ def make_engine(url: str, password: str | None = None) -> Engine:
         parsed = parsed.set(password=password)
     engine = sa.create_engine(
         parsed,
+        hide_parameters=True,
         pool_pre_ping=True,
         connect_args={"connect_timeout": _CONNECT_S, "application_name": "draftkeep"},
     )
@@ -90,13 +91,19 @@ def connect(engine: Engine, mode: Mode) -> Connection:
 
 @contextmanager
 def explained(engine: Engine) -> Iterator[None]:
-    """Turn errors of the connection and of its locks into StoreError.
+    """Turn errors of the connection, of its locks and of values into StoreError.
 
     ConflictError where the database chose this transaction to give way: nothing of it happened.
-    Errors of data (IntegrityError) pass as they are.
+    Errors of constraints (IntegrityError) pass as they are.
     """
     try:
         yield
+    except sa.exc.DataError as error:
+        # The driver's words may quote the value.
+        raise StoreError(
+            f"the catalog at {shown(engine.url)} cannot hold a value "
+            f"({type(error.orig).__name__}); report what was being written"
+        ) from None
     except (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.InternalError) as error:
         raise explain(engine.url, error) from None
 
@@ -135,7 +142,7 @@ def insert(connection: Connection, table: sa.Table) -> sqlite.Insert | postgresq
 def insert_many(connection: Connection, table: sa.Table, rows: Iterable[Mapping[str, Any]]) -> None:
     """Insert many rows, which give every column a value of its plain type, as fast as can be.
 
-    Raises IntegrityError and OperationalError as any INSERT does.
+    Raises IntegrityError, OperationalError and DataError as any INSERT does.
     """
     # The driver's own ways: SQLAlchemy would spend more on the values than the database does.
     columns = list(table.columns)
@@ -158,6 +165,8 @@ def insert_many(connection: Connection, table: sa.Table, rows: Iterable[Mapping[
         raise sa.exc.IntegrityError(statement, None, error) from error
     except driver.OperationalError as error:
         raise sa.exc.OperationalError(statement, None, error) from error
+    except driver.DataError as error:
+        raise sa.exc.DataError(statement, None, error) from error
     finally:
         cursor.close()
 

@@ -5,8 +5,9 @@ from collections.abc import Iterable
 
 from sqlalchemy.engine import Connection
 
+from draftkeep.ingest.log import PartitionId
 from draftkeep.store.admission import Refused
-from draftkeep.store.catalog import insert
+from draftkeep.store.database import insert
 from draftkeep.store.schema import dead_letters
 
 # The deadline where a record has none that can be believed: no longer than a default trace.
@@ -17,11 +18,11 @@ def add_dead_letters(
     connection: Connection,
     refused: Iterable[Refused],
     *,
-    identity: tuple[str, str, int],
+    identity: PartitionId,
     now_s: float,
 ) -> None:
     """Keep refused records. The same bytes for the same reason add to one row's count."""
-    cluster, topic, partition = identity
+    cluster, topic_id, partition = identity
     # In one order for all: rows are locked until the commit, and writers must not form a ring.
     for item in sorted(refused, key=lambda item: (str(item.reason), item.source.data)):
         header = item.header
@@ -35,7 +36,7 @@ def add_dead_letters(
             tenant=None if header is None else header.tenant,
             alias=None if header is None else header.alias,
             cluster=cluster,
-            topic=topic,
+            topic=topic_id,
             partition=partition,
             offset=item.source.offset,
             seen_s=now_s,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from sqlalchemy.engine import Connection
 
-from draftkeep.store.catalog import insert
+from draftkeep.store.database import insert
 from draftkeep.store.schema import drops
 
 HOUR_S = 3600

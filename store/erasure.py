@@ -15,7 +15,8 @@ from sqlalchemy.engine import Connection
 
 from draftkeep.policies.keyring import Keyring
 from draftkeep.policies.names import mac, text
-from draftkeep.store.catalog import Catalog, insert
+from draftkeep.store.catalog import Catalog
+from draftkeep.store.database import insert
 from draftkeep.store.influence import clear_channels, contaminate_jobs, quarantine
 from draftkeep.store.schema import dead_letters, erasures, tombstones, trace_ids
 

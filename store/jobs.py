@@ -8,7 +8,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from draftkeep.errors import ConflictError
-from draftkeep.store.catalog import Catalog, insert
+from draftkeep.store.catalog import Catalog
+from draftkeep.store.database import insert
 from draftkeep.store.schema import job_inputs, jobs, tombstones
 
 

@@ -1,14 +1,16 @@
 """LogOffset: how far a log was read, kept in the catalog beside what was written."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from draftkeep.errors import ConflictError, LogReplacedError, StoreError
-from draftkeep.ingest.log import Log
-from draftkeep.store.catalog import Catalog, insert
+from draftkeep.ingest.kafka_topic_state import TopicState
+from draftkeep.ingest.log import Log, PartitionId
+from draftkeep.store.catalog import Catalog
+from draftkeep.store.database import insert
 from draftkeep.store.schema import gaps, offsets
 
 
@@ -16,16 +18,16 @@ from draftkeep.store.schema import gaps, offsets
 class LogOffset:
     """Where the next read of a log starts.
 
-    `name` is the topic's name, empty where nobody knows it. `stored` is the catalog's next offset,
+    `topic_name` is empty where nobody knows it. `stored` is the catalog's next offset,
     None for a log it has not met. `first` and `following` are the log's own bounds. `start` is
     where reading goes on.
     """
 
-    identity: tuple[str, str, int]
+    identity: PartitionId
     stored: int | None
     first: int
     following: int
-    name: str = ""
+    topic_name: str = ""
 
     @property
     def expected(self) -> int:
@@ -42,9 +44,9 @@ class LogOffset:
 class StoredOffset:
     """How far one partition of a topic was read, as the catalog has it."""
 
-    name: str
+    topic_name: str
     cluster: str
-    topic: str
+    topic_id: str
     partition: int
     next: int
 
@@ -56,21 +58,21 @@ def locate(catalog: Catalog, log: Log) -> LogOffset:
     ends below the stored offset: it is then not the log it was, and reading on would lose or skip
     records silently.
     """
-    identity = cluster, topic, partition = log.identity()
+    identity = cluster, topic_id, partition = log.identity()
     row = offsets.c
-    same = sa.or_(row.topic == topic, row.name.in_((log.name, "")))
+    same = sa.or_(row.topic == topic_id, row.name.in_((log.name, "")))
     query = sa.select(row.topic, row.partition, row.next).where(row.cluster == cluster, same)
     with catalog.read() as connection:
         known = {(found.topic, found.partition): found.next for found in connection.execute(query)}
     first, following = log.bounds()
-    others = {found for found, _ in known} - {topic}
+    others = {found for found, _ in known} - {topic_id}
     if others:
         raise LogReplacedError(
-            f"topic {log.name} has id {topic}, expected {', '.join(sorted(others))}, under which "
-            "it was read before: it was deleted and made again, and what was not compacted by "
+            f"topic {log.name} has id {topic_id}, expected {', '.join(sorted(others))}, under "
+            "which it was read before: it was deleted and made again, and what was not compacted by "
             f"then is lost. To read the one that is there from its start: {_remedy(log.name)}"
         )
-    stored = known.get((topic, partition))
+    stored = known.get((topic_id, partition))
     if stored is not None and following < stored:
         raise LogReplacedError(
             f"partition {partition} of {log.name} ends at offset {following}, below the stored "
@@ -79,12 +81,12 @@ def locate(catalog: Catalog, log: Log) -> LogOffset:
             f"recognised: {_remedy(log.name)}"
         )
     return LogOffset(
-        identity=identity, stored=stored, first=first, following=following, name=log.name
+        identity=identity, stored=stored, first=first, following=following, topic_name=log.name
     )
 
 
-def _remedy(name: str) -> str:
-    return f"draftkeep catalog forget-log {name}"
+def _remedy(topic_name: str) -> str:
+    return f"draftkeep catalog forget-log {topic_name}"
 
 
 def note_gaps(offset: LogOffset, read: Sequence[int]) -> tuple[list[tuple[int, int]], int]:
@@ -116,57 +118,80 @@ def advance(
 
     Raises ConflictError when the stored offset is no longer the one in `offset`.
     """
-    cluster, topic, partition = offset.identity
-    key = {"cluster": cluster, "topic": topic, "partition": partition}
+    key = _key(offset.identity)
     row = offsets.c
     moved: sa.Executable
     if offset.stored is None:
         moved = (
             insert(connection, offsets)
-            .values(**key, next=following, changed_s=now_s, name=offset.name)
+            .values(**key, next=following, changed_s=now_s, name=offset.topic_name)
             .on_conflict_do_nothing()
             .returning(row.next)
         )
     else:
         moved = (
             sa.update(offsets)
-            .where(
-                row.cluster == cluster,
-                row.topic == topic,
-                row.partition == partition,
-                row.next == offset.stored,
-            )
-            .values(next=following, changed_s=now_s, name=offset.name)
+            .where(*(row[name] == value for name, value in key.items()), row.next == offset.stored)
+            .values(next=following, changed_s=now_s, name=offset.topic_name)
             .returning(row.next)
         )
     if connection.execute(moved).first() is None:
         raise ConflictError(
             f"another compactor moved this log on from offset {offset.stored}; start again"
         )
+    add_gaps(connection, offset.identity, lost, now_s)
+
+
+def add_gaps(
+    connection: Connection, identity: PartitionId, lost: Iterable[tuple[int, int]], now_s: float
+) -> None:
+    """Record offsets that nobody will read any more, each as [first, next)."""
+    key = _key(identity)
     for first, after in lost:
         connection.execute(sa.insert(gaps).values(**key, first=first, next=after, seen_s=now_s))
 
 
-def stored_offsets(catalog: Catalog, name: str) -> list[StoredOffset]:
+def stored_offsets(catalog: Catalog, name_or_id: str) -> list[StoredOffset]:
     """What is stored of the topic of this name or id, in order; empty where it was never read."""
     row = offsets.c
-    query = sa.select(row.name, row.cluster, row.topic, row.partition, row.next).where(
-        _called(name)
-    )
+    query = sa.select(offsets).where(_called(name_or_id))
     with catalog.read() as connection:
-        found = connection.execute(query.order_by(row.cluster, row.topic, row.partition))
-        return [StoredOffset(**line._mapping) for line in found]
+        return [
+            StoredOffset(
+                topic_name=found.name,
+                cluster=found.cluster,
+                topic_id=found.topic,
+                partition=found.partition,
+                next=found.next,
+            )
+            for found in connection.execute(query.order_by(row.cluster, row.topic, row.partition))
+        ]
 
 
-def forget_log(catalog: Catalog, name: str) -> int:
+def committed_offsets(catalog: Catalog, state: TopicState) -> dict[int, int]:
+    """How far each partition of exactly this topic was read."""
+    return {
+        row.partition: row.next
+        for row in stored_offsets(catalog, state.topic_id)
+        if row.cluster == state.cluster
+    }
+
+
+def forget_log(catalog: Catalog, name_or_id: str) -> int:
     """Drop the stored offsets of a topic, and nothing else: what to do about a replaced one.
 
     The next run starts at what the log still holds, and trace ids keep duplicates out. Returns
     how many were dropped.
     """
     with catalog.begin() as connection:
-        return connection.execute(sa.delete(offsets).where(_called(name))).rowcount
+        return connection.execute(sa.delete(offsets).where(_called(name_or_id))).rowcount
 
 
-def _called(name: str) -> sa.ColumnElement[bool]:
-    return sa.or_(offsets.c.name == name, offsets.c.topic == name)
+def _called(name_or_id: str) -> sa.ColumnElement[bool]:
+    return sa.or_(offsets.c.name == name_or_id, offsets.c.topic == name_or_id)
+
+
+def _key(identity: PartitionId) -> dict[str, str | int]:
+    """A partition, as the columns of the tables have it."""
+    cluster, topic_id, partition = identity
+    return {"cluster": cluster, "topic": topic_id, "partition": partition}

@@ -4,7 +4,8 @@ Expiry takes rows off the catalog first and unlinks afterwards; a crash in betwe
 that nothing lists, which the next sweep removes.
 """
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -14,14 +15,18 @@ from draftkeep.store.ownership import claim
 from draftkeep.store.schema import dead_letters, shards, trace_ids
 from draftkeep.store.shard_rows import list_shards, remove_shards
 from draftkeep.store.storage import Storage
-from draftkeep.store.stored_file import SUFFIX
+from draftkeep.store.stored_file import SUFFIX, StoredFile
 
 GRACE_S = 3600.0
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepReport:
-    """What one sweep removed. `missing` are listed shards whose file is not there: an alarm."""
+    """What one sweep removed. `missing` are listed shards whose file is not there: an alarm,
+    which the sweep has logged.
+    """
 
     shards: int
     bytes_freed: int
@@ -60,14 +65,18 @@ class Sweeper:
         now_s = self._clock()
         names, freed, ids, letters = self._expire(now_s)
         self._storage.remove(names)
-        orphans = self._remove_orphans(now_s)
+        # Asked before the storage is: a file is there before it is listed.
+        with self._catalog.read() as connection:
+            listed = set(connection.scalars(sa.select(shards.c.name)))
+        files = self._storage.list()
+        orphans = self._remove_orphans(files, now_s)
         return SweepReport(
             shards=len(names),
             bytes_freed=freed,
             trace_ids=ids,
             dead_letters=letters,
             orphans=orphans,
-            missing=self._missing(),
+            missing=self._missing(listed - {file.name for file in files}),
         )
 
     def _expire(self, now_s: float) -> tuple[list[str], int, int, int]:
@@ -84,9 +93,9 @@ class Sweeper:
         freed = sum(shard.size_bytes for shard in expired)
         return [shard.name for shard in expired], freed, ids, letters
 
-    def _remove_orphans(self, now_s: float) -> int:
+    def _remove_orphans(self, files: Iterable[StoredFile], now_s: float) -> int:
         before_s = now_s - self._grace_s
-        suspects = find_orphans(self._catalog, self._storage, before_s=before_s)
+        suspects = find_orphans(self._catalog, self._storage, files, before_s=before_s)
         removed = 0
         for start in range(0, len(suspects), CHUNK):
             names = suspects[start : start + CHUNK]
@@ -97,28 +106,33 @@ class Sweeper:
             removed += len(orphans)
         return removed
 
-    def _missing(self) -> tuple[str, ...]:
-        with self._catalog.read() as connection:
-            listed = list_shards(connection)
-        present = {file.name for file in self._storage.list()}
-        absent = [item.name for item in listed if item.name not in present]
+    def _missing(self, absent: set[str]) -> tuple[str, ...]:
         if not absent:
             return ()
         # A shard replaced between the two looks is not missing: only what is still listed counts.
         with self._catalog.read() as connection:
             still = set(connection.scalars(sa.select(shards.c.name)))
-        return tuple(name for name in absent if name in still)
+        missing = tuple(sorted(absent & still))
+        if missing:
+            _log.error(
+                "LOST: %d listed shards have no file in %s, %s the first; draftkeep catalog check "
+                "names them all. Restore them from a backup",
+                len(missing),
+                self._storage.place,
+                missing[0],
+            )
+        return missing
 
 
-def find_orphans(catalog: Catalog, storage: Storage, *, before_s: float) -> list[str]:
-    """Names of shard files, finished or temporary, older than `before_s` that nothing lists.
+def find_orphans(
+    catalog: Catalog, storage: Storage, files: Iterable[StoredFile], *, before_s: float
+) -> list[str]:
+    """Names of shard `files`, finished or temporary, older than `before_s` that nothing lists.
 
     Asked outside the writers' lock: a writer may be about to list one.
     """
     old = [
-        file.name
-        for file in storage.list()
-        if file.name.endswith(SUFFIX) and file.modified_s <= before_s
+        file.name for file in files if file.name.endswith(SUFFIX) and file.modified_s <= before_s
     ]
     with catalog.read() as connection:
         listed = set(connection.scalars(sa.select(shards.c.name)))

@@ -15,17 +15,12 @@ from draftkeep.store.storage import open_storage
 
 def ask(config: Config, sql: str) -> AuditResult:
     """Run one SELECT over the audit views of a configuration's state directory."""
-    catalog = open_existing(config)
+    catalog = Catalog.configured(config, create=False)
     try:
         with AuditSession(catalog, open_storage(config), now_s=time.time()) as session:
             return session.query(sql)
     finally:
         catalog.close()
-
-
-def open_existing(config: Config) -> Catalog:
-    """The catalog, for commands that only look: a mistyped path must not make an empty one."""
-    return Catalog.configured(config, create=False)
 
 
 def print_result(result: AuditResult, console: Console) -> None:

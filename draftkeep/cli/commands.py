@@ -5,14 +5,15 @@ What needs torch is imported inside the commands: `draftkeep audit` must not wai
 
 import hashlib
 import secrets
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from draftkeep.cli.catalog import catalog_app
 from draftkeep.cli.demo.run import demo
 from draftkeep.cli.doctor import doctor
+from draftkeep.cli.options import ConfigOption, TenantOption
 from draftkeep.cli.topics import topic_app
 from draftkeep.config import Config, load_config
 from draftkeep.errors import ConfigError, InputError
@@ -26,14 +27,8 @@ app = typer.Typer(
 )
 drafters_app = typer.Typer(help="List drafters, or make the cold one.", no_args_is_help=True)
 app.add_typer(drafters_app, name="drafters")
-catalog_app = typer.Typer(help="Look after the catalog.", no_args_is_help=True)
 app.add_typer(catalog_app, name="catalog")
 app.add_typer(topic_app, name="topic")
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option("--config", "-c", envvar="DRAFTKEEP_CONFIG", help="Configuration file (TOML)."),
-]
-TenantOption = Annotated[str | None, typer.Option(help="Tenant; may be left out if there is one.")]
 
 
 @app.command()
@@ -151,46 +146,6 @@ def drafters_cold(config: ConfigOption = None) -> None:
     from draftkeep.cli.drafters import publish_cold
 
     Console().print(publish_cold(load_config(config)).hex(), highlight=False)
-
-
-@catalog_app.command("check")
-def catalog_check(
-    config: ConfigOption = None,
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Mend what can be mended without a loss.")
-    ] = False,
-    sizes_only: Annotated[
-        bool, typer.Option("--sizes-only", help="Do not read the files to compare digests.")
-    ] = False,
-) -> None:
-    """Prove that catalog, shards and log agree. Exit status 1 where they do not."""
-    from draftkeep.cli.checking import check_store, report_table
-    from draftkeep.cli.tables import table_console
-
-    report = check_store(load_config(config), repair=repair, digests=not sizes_only)
-    table_console().print(report_table(report))
-    if not report.sound:
-        raise typer.Exit(1)
-
-
-@catalog_app.command("forget-log")
-def catalog_forget_log(
-    name: Annotated[str, typer.Argument(help="The topic's name, or its id.")],
-    config: ConfigOption = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; without, only show it.")] = False,
-) -> None:
-    """Forget how far a log was read, so that it is read from its start. Nothing else is lost.
-
-    For a topic that was deleted and made again, or restored from an older copy.
-    """
-    from draftkeep.cli.forgetting import forget
-    from draftkeep.cli.tables import table_console
-
-    console = table_console()
-    console.print(forget(load_config(config), name, yes=yes))
-    if not yes:
-        console.print("Nothing was forgotten; repeat it with --yes to forget these offsets.")
-        raise typer.Exit(1)
 
 
 def only_tenant(config: Config, name: str | None) -> str:

@@ -1,6 +1,6 @@
 """Compacting from the command line: logs to shards, then everything that removes bytes.
 
-Needs no key. With Kafka `--every` joins a consumer group, and of its members one keeps house.
+Needs no key. With Kafka `--every` joins a consumer group, and of its members one does the upkeep.
 """
 
 import logging
@@ -13,26 +13,27 @@ from typing import Any
 
 from rich.console import Console
 
-from draftkeep.cli.housekeeping import keep_house
 from draftkeep.cli.stopping import stop_event
+from draftkeep.cli.upkeep import do_upkeep
 from draftkeep.config import Config
 from draftkeep.errors import ConfigError, LogReplacedError, StoreError
 from draftkeep.ingest.kafka_client import KafkaAccess
-from draftkeep.ingest.kafka_group import KafkaGroup, topic_partitions
+from draftkeep.ingest.kafka_group import KafkaGroup
 from draftkeep.ingest.kafka_log import KafkaLog
+from draftkeep.ingest.kafka_topic_state import require_partitions
 from draftkeep.ingest.log import Log
 from draftkeep.ingest.sqlite_log import SqliteLog
+from draftkeep.outage import Outage
 from draftkeep.serve.logs import log_to_stderr
 from draftkeep.store.anchors import ISSUER, read_anchor
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.compactor import Compactor
-from draftkeep.store.compactor_group import CompactorGroup, Patience, Round, keeps_house, totals
-from draftkeep.store.log_deletions import carry_out
+from draftkeep.store.compactor_group import CompactorGroup, Round, does_upkeep, totals
 from draftkeep.store.ownership import claim
 from draftkeep.store.storage import Storage, open_storage
 
 # A round ends after so long (or `--every`, where that is more), so that a backlog keeps nobody
-# from keeping house.
+# from the upkeep.
 _ROUND_S = 60.0
 _JOINING_S = 1.0
 
@@ -47,24 +48,6 @@ class _Work:
     compactors: CompactorGroup
     partitions: Callable[[], Collection[int]]
 
-    def keep_house(self) -> dict[str, int]:
-        """See `keep_house`; and what the broker has that it should not have any more."""
-        kept = keep_house(self.catalog, self.storage, self.config.state_dir, clock=time.time)
-        kafka = self.config.kafka
-        if kafka.servers:
-            access = KafkaAccess.configured(kafka)
-            report = carry_out(
-                self.catalog,
-                access,
-                kafka.topic,
-                policy=kafka.delete_records,
-                now_s=time.time(),
-            )
-            kept["log_deletions"] = report.deleted
-            kept["log_deletions_undone"] = report.undone
-            kept["log_deletions_settled"] = report.verified + report.topic_gone
-        return kept
-
 
 def compact_once(config: Config) -> dict[str, Any]:
     """Read every partition to its end, rewrite erased rows, merge, sweep shards and checkpoints.
@@ -72,35 +55,36 @@ def compact_once(config: Config) -> dict[str, Any]:
     Takes all partitions without joining the group: beside compactors that run, whoever commits
     first wins, and nobody's partitions are taken away.
     """
-    _log_to_stderr()
+    log_to_stderr(logging.WARNING)
     with _opened(config, join=False) as work:
         done = work.compactors.run_round(work.partitions)
         done.require_success()
-        return _line(done, work.keep_house())
+        kept = do_upkeep(config, work.catalog, work.storage, clock=time.time)
+        return _line(done, kept)
 
 
 def compact_forever(config: Config, *, every_s: float) -> None:
     """Compact until SIGTERM or Ctrl-C, one line of counts whenever there was something to do."""
-    _log_to_stderr()
+    log_to_stderr(logging.WARNING)
     console = Console()
     with stop_event() as stop, ExitStack() as stack:
         work = _wait_for_work(config, stack, console, stop, every_s)
-        patience = Patience()
+        outage = Outage("compacting")
         while work is not None and not stop.is_set():
             began_s = time.monotonic()
-            done, kept = _turn(work, patience, stop, began_s + max(every_s, _ROUND_S))
+            done, kept = _turn(work, outage, stop, began_s + max(every_s, _ROUND_S))
             line = _line(done, kept)
             if any(line.values()):
                 console.print_json(data=line, indent=None)
             # Without a partition yet it has not joined, which takes a moment.
             rest_s = every_s if done.lag else min(every_s, _JOINING_S)
-            stop.wait(patience.pause_s or max(0.0, began_s + rest_s - time.monotonic()))
+            stop.wait(outage.pause_s or max(0.0, began_s + rest_s - time.monotonic()))
 
 
 def _turn(
-    work: _Work, patience: Patience, stop: threading.Event, limit_s: float
+    work: _Work, outage: Outage, stop: threading.Event, limit_s: float
 ) -> tuple[Round, dict[str, int]]:
-    """One round and, where it is this process's turn, the chores. Outages are `patience`'s."""
+    """One round and, where it is this process's turn, the upkeep. A failure is `outage`'s."""
     done = Round()
     kept: dict[str, int] = {}
 
@@ -109,15 +93,15 @@ def _turn(
 
     try:
         done = work.compactors.run_round(work.partitions, stopped=stopped)
-        if keeps_house(work.partitions()) and not stop.is_set():
-            kept = work.keep_house()
+        if does_upkeep(work.partitions()) and not stop.is_set():
+            kept = do_upkeep(work.config, work.catalog, work.storage, clock=time.time)
         done.require_success()
     except LogReplacedError:
         raise
     except StoreError as error:
-        patience.failed(error)
+        outage.failed(str(error), time.monotonic())
     else:
-        patience.worked()
+        outage.worked(time.monotonic())
     return done, kept
 
 
@@ -173,28 +157,21 @@ def _opened(config: Config, *, join: bool) -> Iterator[_Work]:
 def _source(
     config: Config, compactor: Callable[[Log, bool], Compactor], stack: ExitStack, *, join: bool
 ) -> tuple[CompactorGroup, Callable[[], Collection[int]]]:
-    """Compactors of the broker's partitions, and who says which are ours."""
+    """Compactors of the log's partitions, and who says which are ours."""
     if not config.kafka.servers:
-        directory = config.state_dir / "log" / "traces"
+        directory = config.log_path
         embedded = CompactorGroup(lambda _: compactor(SqliteLog.open_reader(directory), True))
         return embedded, lambda: (0,)
     kafka, access = config.kafka, KafkaAccess.configured(config.kafka)
 
     def opened(partition: int) -> Compactor:
         log = KafkaLog(access, kafka.topic, partition=partition, deadline_s=kafka.deadline_s)
-        # Housekeeping deletes in the topic, and nobody else: it has to see what a crash undid.
+        # The upkeep deletes in the topic, and nobody else: it has to see what a crash undid.
         return compactor(log, False)
 
     if not join:
-        fixed = topic_partitions(access, kafka.topic)
+        with access.admin() as admin:
+            fixed = require_partitions(admin, kafka.topic)
         return CompactorGroup(opened), lambda: fixed
     group = stack.enter_context(KafkaGroup(access, kafka.topic, kafka.group))
     return CompactorGroup(opened, committed=group.commit), group.assigned
-
-
-def _log_to_stderr() -> None:
-    log_to_stderr()
-    logging.getLogger().setLevel(logging.WARNING)
-    for handler in logging.getLogger().handlers:
-        # What it says of an outage, many times a second, is said once by those who use it.
-        handler.addFilter(lambda record: not record.name.startswith("kafka"))

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from draftkeep.cli.finding import Finding
 from draftkeep.cli.model_checks import check_device, check_drafter, check_model
+from draftkeep.cli.options import ConfigOption
 from draftkeep.cli.tables import plain_table, table_console
 from draftkeep.config import Config, TenantConfig, load_config
 from draftkeep.errors import DraftkeepError
@@ -20,11 +20,7 @@ MIN_FREE_BYTES = 2 * 1024**3
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
-def doctor(
-    config: Annotated[
-        Path | None, typer.Option("--config", "-c", envvar="DRAFTKEEP_CONFIG")
-    ] = None,
-) -> None:
+def doctor(config: ConfigOption = None) -> None:
     """Check tenants, models, keys, log, catalog, disk and Kafka; name the remedy for each."""
     findings = examine(load_config(config))
     rows = [(item.check, item.status, item.detail, item.remedy) for item in findings]
@@ -163,7 +159,7 @@ def _beside_data(detail: str) -> Finding:
 def _log(config: Config) -> Finding:
     from draftkeep.ingest.sqlite_log import SqliteLog
 
-    path = config.state_dir / "log" / "traces"
+    path = config.log_path
     if not path.exists():
         return Finding(check="log", status="ok", detail="empty; it is made at the first start")
     log = SqliteLog.open_reader(path)
@@ -188,7 +184,7 @@ def _log(config: Config) -> Finding:
 def _catalog(config: Config) -> Finding:
     from draftkeep.store.catalog import Catalog
 
-    if not config.catalog.url and not (config.state_dir / "catalog.db").exists():
+    if not Catalog.is_there(config):
         return Finding(
             check="catalog", status="ok", detail="none yet; it is made at the first start"
         )

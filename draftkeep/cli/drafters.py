@@ -4,7 +4,6 @@ import time
 
 from rich.table import Table
 
-from draftkeep.cli.auditing import open_existing
 from draftkeep.cli.tables import plain_table
 from draftkeep.config import Config
 from draftkeep.policies.signing import SigningKey
@@ -19,7 +18,7 @@ SHOWN = ("replay", "tokens_per_step", "estimated_speed_up")
 def list_table(config: Config) -> Table:
     """One row a drafter, newest first, with the channels that point at it."""
     columns = ("drafter", "status", "channels", "scope", "signed", "parent", "created", "measures")
-    catalog = open_existing(config)
+    catalog = Catalog.configured(config, create=False)
     try:
         registry = Registry(catalog, config.state_dir / "drafters")
         scopes = {EVERYONE, *(tenant_scope(tenant.name) for tenant in config.tenants)}

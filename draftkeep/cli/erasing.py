@@ -4,11 +4,11 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from draftkeep.cli.auditing import open_existing
 from draftkeep.config import Config
 from draftkeep.errors import ConfigError
 from draftkeep.policies.keyring import Keyring
 from draftkeep.store.anchors import ISSUER, publish_anchor
+from draftkeep.store.catalog import Catalog
 from draftkeep.store.erasure import erase_subject
 
 
@@ -23,7 +23,7 @@ def erase_and_report(config: Config, *, tenant: str, subject: str) -> dict[str, 
         raise ConfigError(
             f"no keyring in {config.keys_path}, so no key can be destroyed; check keys_dir"
         )
-    catalog = open_existing(config)
+    catalog = Catalog.configured(config, create=False)
     keyring = Keyring.open(config.keys_path, retention=config.retention, clock=time.time)
     try:
         publish_anchor(config.state_dir, ISSUER, keyring.issuer_public)

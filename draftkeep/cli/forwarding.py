@@ -2,19 +2,18 @@
 
 import contextlib
 import logging
-import signal
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from draftkeep.cli.stopping import stop_event
 from draftkeep.config import Config
 from draftkeep.errors import ConfigError
 from draftkeep.ingest.forwarder import Forwarder
-from draftkeep.ingest.kafka_client import KafkaAccess, keep_library_quiet
-from draftkeep.ingest.kafka_writer import KafkaWriter
+from draftkeep.ingest.kafka_client import KafkaAccess
 from draftkeep.ingest.sqlite_log import SqliteLog
+from draftkeep.serve.logs import log_to_stderr
 
 
 def forward_once(config: Config) -> dict[str, Any]:
@@ -26,11 +25,7 @@ def forward_once(config: Config) -> dict[str, Any]:
 
 def forward_forever(config: Config) -> None:
     """Forward until SIGINT or SIGTERM; failures are logged and tried again."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
-    with _forwarder(config) as forwarder:
+    with stop_event() as stop, _forwarder(config) as forwarder:
         forwarder.run(stop)
 
 
@@ -38,13 +33,9 @@ def forward_forever(config: Config) -> None:
 def _forwarder(config: Config) -> Iterator[Forwarder]:
     if not config.kafka.servers:
         raise ConfigError("kafka.servers is empty; name the brokers that the log is to go to")
-    keep_library_quiet()
-    log = SqliteLog.open_reader(config.state_dir / "log" / "traces")
-    writer = KafkaWriter(
-        KafkaAccess.configured(config.kafka),
-        config.kafka.topic,
-        budget_bytes=config.kafka.budget_bytes,
-        deadline_s=config.kafka.deadline_s,
-    )
-    with contextlib.closing(writer):
-        yield Forwarder(log, writer, budget_bytes=config.kafka.budget_bytes, clock=time.time)
+    log_to_stderr(logging.WARNING)
+    log = SqliteLog.open_reader(config.log_path)
+    access = KafkaAccess.configured(config.kafka)
+    forwarder = Forwarder.configured(log, access, config.kafka, clock=time.time)
+    with contextlib.closing(forwarder):
+        yield forwarder

@@ -2,19 +2,22 @@
 
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from draftkeep.cli.finding import Finding
 from draftkeep.config import Config
 from draftkeep.ingest.kafka_client import KafkaAccess
 from draftkeep.ingest.kafka_log import KafkaLog
-from draftkeep.ingest.kafka_settings import broker_settings, topic_settings_of
-from draftkeep.ingest.kafka_state import TopicState, look_at_topic
-from draftkeep.ingest.kafka_topic import TopicRetention, retention_of
+from draftkeep.ingest.kafka_retention import TopicRetention, retention_of
+from draftkeep.ingest.kafka_topic import MAX_MESSAGE_BYTES
+from draftkeep.ingest.kafka_topic_state import (
+    TopicState,
+    broker_settings,
+    look_at_topic,
+    topic_settings_of,
+)
 from draftkeep.ingest.record import MAX_RECORD_BYTES
-from draftkeep.store.catalog import FILE, Catalog
-from draftkeep.store.offsets import stored_offsets
-from draftkeep.store.topic_removal import committed_offsets, unread
+from draftkeep.store.catalog import Catalog
+from draftkeep.store.offsets import committed_offsets, stored_offsets
 
 # Of the topic's retention: who has waited so long is in danger of being deleted unread.
 LAG_SHARE = 0.1
@@ -23,7 +26,7 @@ BATCH_BYTES = 1024
 
 
 def check_kafka(config: Config) -> Iterator[Finding]:
-    """Brokers, topic, deadline and lag; nothing where the node's own log is the broker.
+    """Brokers, topic, deadline and lag; nothing where compactors read the node's own log.
 
     Raises StoreError at the first thing that hides the rest.
     """
@@ -52,13 +55,13 @@ def check_kafka(config: Config) -> Iterator[Finding]:
 
 def _committed(config: Config, state: TopicState) -> tuple[Mapping[int, int], set[str]]:
     """How far the topic was read, and the ids of others of its name that were."""
-    if not config.catalog.url and not (config.state_dir / FILE).exists():
+    if not Catalog.is_there(config):
         return {}, set()
     catalog = Catalog.configured(config, create=False)
     try:
-        stored = stored_offsets(catalog, state.name)
-        others = {row.topic for row in stored if row.cluster == state.cluster} - {state.topic}
-        return committed_offsets(catalog, state), others
+        stored = stored_offsets(catalog, state.topic_name)
+        ids = {row.topic_id for row in stored if row.cluster == state.cluster}
+        return committed_offsets(catalog, state), ids - {state.topic_id}
     finally:
         catalog.close()
 
@@ -73,7 +76,8 @@ def _topic(
     if others:
         return _wrong(
             "topic",
-            f"{state.name} has id {state.topic}, and was read under {', '.join(sorted(others))}",
+            f"{state.topic_name} has id {state.topic_id}, and was read under "
+            f"{', '.join(sorted(others))}",
             f"draftkeep catalog forget-log {next(iter(sorted(others)))}",
         )
     if in_sync > replicas:
@@ -86,7 +90,7 @@ def _topic(
         return _wrong(
             "topic",
             f"max.message.bytes {settings['max.message.bytes']}, and a record has up to {largest}",
-            f"set it to {2 * 1024**2}",
+            f"set it to {MAX_MESSAGE_BYTES}",
         )
     if behind:
         return _doubtful(
@@ -109,7 +113,9 @@ def _topic(
             f"compression.type {settings['compression.type']}: bodies are sealed, it is in vain",
             "set it to uncompressed",
         )
-    return _found("topic", f"{state.name}, {len(state.partitions)} partitions, {replicas} replicas")
+    return _found(
+        "topic", f"{state.topic_name}, {len(state.partitions)} partitions, {replicas} replicas"
+    )
 
 
 def _deadline(retention: TopicRetention, ttl_s: int) -> Finding:
@@ -128,7 +134,7 @@ def _lag(
     retention: TopicRetention,
     committed: Mapping[int, int],
 ) -> Finding:
-    waiting = unread(state, committed)
+    waiting = state.unread(committed)
     lost = sorted(n for n, p in state.partitions.items() if p.first > committed.get(n, p.first))
     if lost:
         return _doubtful(
@@ -136,9 +142,9 @@ def _lag(
             f"partitions {lost} begin above what was read: records went unread",
             "run more compactors; draftkeep audit --report losses",
         )
-    count = sum(after - first for first, after in waiting.values())
+    count = sum(len(offsets) for offsets in waiting.values())
     oldest_s = max(
-        (_age_s(config, access, number, first) for number, (first, _) in waiting.items()),
+        (_age_s(config, access, number, offsets.start) for number, offsets in waiting.items()),
         default=0.0,
     )
     detail = f"{count} records wait, the oldest for {oldest_s:.0f} s"
@@ -152,7 +158,7 @@ def _lag(
 
 def _age_s(config: Config, access: KafkaAccess, partition: int, first: int) -> float:
     """How long the first unread record has lain there."""
-    log: Any = KafkaLog(
+    log = KafkaLog(
         access, config.kafka.topic, partition=partition, deadline_s=config.kafka.deadline_s
     )
     try:

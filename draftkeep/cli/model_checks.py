@@ -71,7 +71,7 @@ def check_drafter(config: Config) -> Finding:
         detail=f"channel {config.serve.channel} is empty; the service {drafts}",
         remedy="draftkeep drafters cold",
     )
-    if not config.catalog.url and not (config.state_dir / "catalog.db").exists():
+    if not Catalog.is_there(config):
         return nothing
     target = _target(config)
     # As the node does, so that what does not fit there does not fit here.

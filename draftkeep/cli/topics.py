@@ -1,13 +1,12 @@
 """`draftkeep topic`: make the topic that carries the traces, look at it, delete it."""
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from draftkeep.cli.auditing import open_existing
+from draftkeep.cli.options import ConfigOption
 from draftkeep.cli.tables import plain_table, table_console
 from draftkeep.config import Config, load_config
 from draftkeep.errors import ConfigError, InputError
@@ -16,11 +15,6 @@ if TYPE_CHECKING:
     from draftkeep.ingest.kafka_client import KafkaAccess
 
 topic_app = typer.Typer(help="Make, show or delete the Kafka topic.", no_args_is_help=True)
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option("--config", "-c", envvar="DRAFTKEEP_CONFIG", help="Configuration file (TOML)."),
-]
-MAX_REPLICAS = 3
 
 
 @topic_app.command("create")
@@ -32,15 +26,15 @@ def create(
     ] = None,
 ) -> None:
     """Make the topic with the settings that retention.ttl_s needs."""
-    from draftkeep.ingest.kafka_settings import broker_settings
-    from draftkeep.ingest.kafka_topic import create_topic, read_retention
+    from draftkeep.ingest.kafka_retention import read_retention
+    from draftkeep.ingest.kafka_topic import create_topic, default_replicas
 
     settings = _with_kafka(load_config(config))
     access, name = _access(settings), settings.kafka.topic
     ttl_s = settings.retention.ttl_s
     if replicas is None:
         with access.admin() as admin:
-            replicas = min(MAX_REPLICAS, len(broker_settings(admin)))
+            replicas = default_replicas(admin)
     create_topic(access, name, partitions=partitions, replicas=replicas, ttl_s=ttl_s)
     retention = read_retention(access, name)
     _say(f"{name}: {partitions} partitions, {replicas} replicas")
@@ -54,9 +48,10 @@ def create(
 @topic_app.command("show")
 def show(config: ConfigOption = None) -> None:
     """Show partitions, what was compacted of each, and how old a record can get."""
-    from draftkeep.ingest.kafka_state import look_at_topic
-    from draftkeep.ingest.kafka_topic import read_retention
-    from draftkeep.store.topic_removal import committed_offsets
+    from draftkeep.ingest.kafka_retention import read_retention
+    from draftkeep.ingest.kafka_topic_state import look_at_topic
+    from draftkeep.store.catalog import Catalog
+    from draftkeep.store.offsets import committed_offsets
 
     settings = _with_kafka(load_config(config))
     access, name = _access(settings), settings.kafka.topic
@@ -66,17 +61,18 @@ def show(config: ConfigOption = None) -> None:
         raise InputError(f"there is no topic {name}; make it with draftkeep topic create")
     retention = read_retention(access, name)
     try:
-        catalog = open_existing(settings)
+        catalog = Catalog.configured(settings, create=False)
     except ConfigError:
         committed = {}
     else:
         committed = committed_offsets(catalog, state)
         catalog.close()
-    _say(f"{name}: id {state.topic}, cluster {state.cluster}")
+    _say(f"{name}: id {state.topic_id}, cluster {state.cluster}")
     _say(
         f"retention.ms {retention.retention_ms}, segment.ms {retention.segment_ms}: a record gets "
         f"{retention.worst_case_age_s:g} s old at most, of {settings.retention.ttl_s} s"
     )
+    unread = state.unread(committed)
     columns = ("partition", "leader", "replicas", "in sync", "first", "committed", "end", "lag")
     rows = [
         (
@@ -87,7 +83,7 @@ def show(config: ConfigOption = None) -> None:
             partition.first,
             committed.get(number),
             partition.following,
-            partition.following - max(committed.get(number, 0), partition.first),
+            len(unread.get(number, ())),
         )
         for number, partition in sorted(state.partitions.items())
     ]
@@ -103,13 +99,14 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", help="Needed: it cannot be undone.")] = False,
 ) -> None:
     """Delete the topic with every record in it, and forget how far it was read."""
+    from draftkeep.store.catalog import Catalog
     from draftkeep.store.topic_removal import remove_topic
 
     settings = _with_kafka(load_config(config))
     name = settings.kafka.topic
     if not yes:
         raise InputError(f"deleting {name} cannot be undone; stop its nodes, and give --yes")
-    catalog = open_existing(settings)
+    catalog = Catalog.configured(settings, create=False)
     try:
         removed = remove_topic(
             catalog,
@@ -121,7 +118,7 @@ def delete(
         )
     finally:
         catalog.close()
-    if removed.topic is None:
+    if removed.topic_id is None:
         _say(
             f"the catalog has forgotten {removed.offsets} offsets of an earlier {name}; nothing "
             "was deleted. To delete a topic of that name that is there, call this again"
@@ -132,7 +129,9 @@ def delete(
 
 def _with_kafka(config: Config) -> Config:
     if not config.kafka.servers:
-        raise ConfigError("kafka.servers is empty: the node's own log is the broker; set it first")
+        raise ConfigError(
+            "kafka.servers is empty: compactors read the node's own log; set it first"
+        )
     return config
 
 

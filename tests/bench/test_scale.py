@@ -38,7 +38,8 @@ def test_headers_are_a_function_of_the_seed_and_real_ones() -> None:
     assert (len(first), len(second)) == (10, 10)
     assert first.bucket_s + 3600 == second.bucket_s
     assert first.trace_rows() == traffic.batches(90, 10)[0].trace_rows()
-    assert first.trace_rows() != Traffic(per_bucket=100, tenants=3, seed=2).batches(90, 10)[0]
+    other = Traffic(per_bucket=100, tenants=3, seed=2).batches(90, 10)[0]
+    assert first.trace_rows() != other.trace_rows()
     for header in first.headers() + second.headers():
         assert decode_header(header.encode()) == header
     assert first.table().schema == CLEAR_SCHEMA

@@ -18,7 +18,7 @@ DAY_S = 86_400
 
 
 @pytest.fixture
-def spool(tmp_path: Path) -> Path:
+def left_log(tmp_path: Path) -> Path:
     """A log that a node left behind."""
     directory = tmp_path / "state" / "log" / "traces"
     log = SqliteLog(directory, cap_bytes=2**30, bucket_s=600, clock=time.time)
@@ -41,32 +41,32 @@ def command(config: Path, *arguments: str) -> list[str]:
 
 
 def test_once_empties_the_log_or_says_why_not(
-    kafka_broker: Kafka, kafka_topic: str, tmp_path: Path, spool: Path
+    kafka_broker: Kafka, kafka_topic: str, tmp_path: Path, left_log: Path
 ) -> None:
     away = configure(tmp_path, "127.0.0.1:1", kafka_topic)
     refused = subprocess.run(command(away, "--once"), capture_output=True, text=True)
     assert refused.returncode == 2
     assert "127.0.0.1:1" in refused.stderr
     assert len(refused.stderr.splitlines()) == 1
-    assert SqliteLog.open_reader(spool).bounds() == (0, 10)
+    assert SqliteLog.open_reader(left_log).bounds() == (0, 10)
     create_topic(kafka_broker.access, kafka_topic, partitions=2, replicas=1, ttl_s=DAY_S)
     there = configure(tmp_path, kafka_broker.bootstrap, kafka_topic)
     done = subprocess.run(command(there, "--once"), capture_output=True, text=True)
     assert done.returncode == 0
     assert done.stderr == ""
     report = json.loads(done.stdout)
-    assert (report["records"], report["waiting"], report["failures"]) == (10, 0, 0)
-    assert SqliteLog.open_reader(spool).bounds() == (10, 10)
+    assert (report["sent_records"], report["waiting"], report["failures"]) == (10, 0, 0)
+    assert SqliteLog.open_reader(left_log).bounds() == (10, 10)
     assert arrived(kafka_broker.access, kafka_topic).total() == 10
 
 
 def test_it_goes_on_until_it_is_told_to_end(
-    kafka_broker: Kafka, kafka_topic: str, tmp_path: Path, spool: Path
+    kafka_broker: Kafka, kafka_topic: str, tmp_path: Path, left_log: Path
 ) -> None:
     create_topic(kafka_broker.access, kafka_topic, partitions=2, replicas=1, ttl_s=DAY_S)
     there = configure(tmp_path, kafka_broker.bootstrap, kafka_topic)
     with subprocess.Popen(command(there), stderr=subprocess.PIPE, text=True) as process:
-        reader = SqliteLog.open_reader(spool)
+        reader = SqliteLog.open_reader(left_log)
         try:
             wait_for(lambda: reader.bounds() == (10, 10))
         finally:
@@ -76,7 +76,7 @@ def test_it_goes_on_until_it_is_told_to_end(
     assert said == ""
 
 
-def test_it_wants_brokers(tmp_path: Path, spool: Path) -> None:
+def test_it_wants_brokers(tmp_path: Path, left_log: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text(f'state_dir = "{tmp_path / "state"}"\n')
     refused = subprocess.run(command(config, "--once"), capture_output=True, text=True)

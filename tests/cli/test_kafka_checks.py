@@ -19,9 +19,9 @@ from draftkeep.errors import StoreError
 from draftkeep.ingest.kafka_client import KafkaAccess
 from draftkeep.ingest.kafka_topic import create_topic
 from draftkeep.store.catalog import Catalog
+from tests.services.broker_properties import Scram
 from tests.services.certificates import write_certificates
 from tests.services.kafka import Kafka
-from tests.services.kafka_settings import Scram
 from tests.store.deletions import House
 
 DAY_S = 86_400

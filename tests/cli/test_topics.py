@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from draftkeep.cli.commands import app
 from draftkeep.errors import DraftkeepError, StoreError
 from draftkeep.ingest.kafka_log import KafkaLog
-from draftkeep.ingest.kafka_settings import topic_settings_of
+from draftkeep.ingest.kafka_topic_state import topic_settings_of
 from draftkeep.store import schema, topic_removal
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.topic_removal import remove_topic
@@ -117,7 +117,7 @@ def test_killed_between_broker_and_catalog_the_next_call_finishes(
     house.make()
     house.append(0, 1)
     removed = remove(house)
-    assert (removed.topic, removed.offsets) == (None, 1)
+    assert (removed.topic_id, removed.offsets) == (None, 1)
     assert house.logs[0].bounds() == (0, 1)
     with pytest.raises(StoreError, match="1 records"):
         remove(house)

@@ -16,7 +16,7 @@ from draftkeep.config import RetentionConfig
 from draftkeep.ingest.codec import decode_body, encode_body
 from draftkeep.ingest.emitter import Emitter
 from draftkeep.ingest.envelope import Opener, Sealer
-from draftkeep.ingest.log import Log, LogRecord
+from draftkeep.ingest.log import Log, LogRecord, PartitionId
 from draftkeep.ingest.record import decode_record
 from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.ingest.tables import RemapTable, only_identity
@@ -116,8 +116,8 @@ class HeldLog:
     def size_bytes(self) -> int:
         return sum(map(len, self.records))
 
-    def identity(self) -> tuple[str, str, int]:
-        return ("cluster", "topic", 0)
+    def identity(self) -> PartitionId:
+        return PartitionId(cluster="cluster", topic_id="topic", partition=0)
 
     def close(self) -> None:
         self.release.set()

@@ -78,8 +78,8 @@ class Steady:
 
     def forwards(self) -> None:
         """Wait until a hundred traces more than at present have gone to Kafka."""
-        reached = self.forwarder.stats().records + 100
-        wait_for(lambda: self.forwarder.stats().records >= reached)
+        reached = self.forwarder.stats().sent_records + 100
+        wait_for(lambda: self.forwarder.stats().sent_records >= reached)
 
     def offer_p99_s(self, since: int = 0) -> float:
         """Of the offers made since the `since`th."""

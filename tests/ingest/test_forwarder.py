@@ -20,7 +20,7 @@ from draftkeep.ingest.forwarder import Forwarder
 from draftkeep.ingest.kafka_client import KafkaAccess
 from draftkeep.ingest.kafka_topic import create_topic
 from draftkeep.ingest.kafka_writer import KafkaWriter, Sending
-from draftkeep.ingest.log import Log, LogRecord
+from draftkeep.ingest.log import Log, LogRecord, PartitionId
 from draftkeep.ingest.record import encode_record, peek_trace_id
 from draftkeep.ingest.sqlite_log import SqliteLog
 from tests.clock import Clock
@@ -88,9 +88,10 @@ class TestRecords:
         log.append(records[:5])
         forwarder.drain()
         stats = forwarder.stats()
-        assert (stats.records, stats.waiting, stats.failures, stats.oldest_s) == (45, 0, 0, 0.0)
-        assert stats.bytes_ == sum(map(len, records + records[:5]))
-        assert stats.spool_bytes == log.size_bytes()
+        assert (stats.sent_records, stats.waiting, stats.failures) == (45, 0, 0)
+        assert stats.oldest_s == 0.0
+        assert stats.sent_bytes == sum(map(len, records + records[:5]))
+        assert stats.log_bytes == log.size_bytes()
 
     def test_one_that_cannot_be_read_goes_on_with_the_others(
         self,
@@ -116,7 +117,7 @@ class TestRecords:
         forwarder = Forwarder(log, writer, budget_bytes=2**20, clock=clock)
         forwarder.drain()
         writer.close()
-        assert (forwarder.stats().records, forwarder.stats().failures) == (4, 0)
+        assert (forwarder.stats().sent_records, forwarder.stats().failures) == (4, 0)
         assert log.bounds() == (4, 4)
 
     def test_the_trace_id_is_where_the_header_has_it(self, records: list[bytes]) -> None:
@@ -352,8 +353,8 @@ class MemoryLog:
     def size_bytes(self) -> int:
         return len(self.records)
 
-    def identity(self) -> tuple[str, str, int]:
-        return ("cluster", "topic", 0)
+    def identity(self) -> PartitionId:
+        return PartitionId(cluster="cluster", topic_id="topic", partition=0)
 
     def close(self) -> None:
         pass

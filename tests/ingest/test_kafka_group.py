@@ -7,10 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from kafka import KafkaConsumer
 
 from draftkeep.errors import StoreError
-from draftkeep.ingest.kafka_group import KafkaGroup, topic_partitions
+from draftkeep.ingest.kafka_group import KafkaGroup
 from draftkeep.ingest.kafka_topic import create_topic
+from draftkeep.ingest.kafka_topic_state import require_partitions
 from tests.services.kafka import Kafka
 
 EVERYTHING = frozenset(range(4))
@@ -139,6 +141,33 @@ def test_a_broker_that_was_never_there_is_said_and_tried_again(
 
 
 def test_the_partitions_of_a_topic(kafka_broker: Kafka, topic: str) -> None:
-    assert topic_partitions(kafka_broker.access, topic) == (0, 1, 2, 3)
-    with pytest.raises(StoreError, match="there is no topic nowhere"):
-        topic_partitions(kafka_broker.access, "nowhere")
+    with kafka_broker.access.admin() as admin:
+        assert require_partitions(admin, topic) == (0, 1, 2, 3)
+        with pytest.raises(StoreError, match=r"there is no topic nowhere; .* topic create"):
+            require_partitions(admin, "nowhere")
+
+
+def test_a_fault_of_the_library_is_told_and_the_member_joins_again(
+    join: Callable[..., KafkaGroup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = join()
+    until(shared_by(member))
+    poll, broken = KafkaConsumer.poll, [True]
+
+    def breaking(consumer: Any, *arguments: Any, **named: Any) -> Any:
+        if broken[0]:
+            raise AssertionError("not ready")
+        return poll(consumer, *arguments, **named)
+
+    monkeypatch.setattr(KafkaConsumer, "poll", breaking)
+    until(lambda: failing(member))
+    broken[0] = False
+    until(lambda: not failing(member) and shared_by(member)())
+
+
+def failing(member: KafkaGroup) -> bool:
+    try:
+        member.assigned()
+    except StoreError as error:
+        return "AssertionError" in str(error)
+    return False

@@ -11,14 +11,10 @@ import pytest
 from draftkeep.errors import LogFullError, StoreError
 from draftkeep.ingest.kafka_client import KafkaAccess
 from draftkeep.ingest.kafka_log import KafkaLog
-from draftkeep.ingest.kafka_topic import (
-    TopicRetention,
-    create_topic,
-    read_retention,
-    topic_settings,
-)
+from draftkeep.ingest.kafka_retention import TopicRetention, read_retention
+from draftkeep.ingest.kafka_topic import create_topic, topic_settings
+from tests.services.broker_properties import FAST_RETENTION, SHORT_LIVED, Scram
 from tests.services.kafka import Kafka
-from tests.services.kafka_settings import FAST_RETENTION, SHORT_LIVED, Scram
 
 DAY_S = 86_400
 EVERYTHING = (10**6, 10**9)

@@ -26,8 +26,8 @@ from draftkeep.ingest.kafka_log import KafkaLog
 from draftkeep.ingest.kafka_topic import create_topic
 from draftkeep.ingest.log import Log, LogRecord
 from draftkeep.ingest.sqlite_log import SqliteLog
+from tests.services.broker_properties import SHORT_SEGMENTS
 from tests.services.kafka import Kafka
-from tests.services.kafka_settings import SHORT_SEGMENTS
 
 EVERYTHING = (10**6, 10**9)
 
@@ -51,7 +51,7 @@ class Harness(Protocol):
 
 
 class SqliteHarness:
-    """The embedded log in a directory, with buckets of ten seconds."""
+    """The embedded log in a directory, with files of ten seconds."""
 
     machines = 40
 

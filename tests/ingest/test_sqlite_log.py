@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from draftkeep.errors import StoreError
-from draftkeep.ingest import buckets, group_writer
+from draftkeep.ingest import group_writer, log_files
 from draftkeep.ingest.sqlite_log import SqliteLog
 from tests.clock import Clock
 from tests.ingest.conftest import run_child
@@ -15,7 +15,7 @@ EVERYTHING = (10**6, 10**9)
 
 
 def starts(directory: Path) -> list[int]:
-    return [bucket.start_s for bucket in buckets.list_buckets(directory)]
+    return [file.start_s for file in log_files.list_files(directory)]
 
 
 def everything_on_disk(directory: Path) -> bytes:
@@ -23,7 +23,7 @@ def everything_on_disk(directory: Path) -> bytes:
 
 
 class TestFiles:
-    def test_a_bucket_of_time_is_a_file_and_expiry_is_an_unlink(
+    def test_a_stretch_of_time_is_a_file_and_expiry_is_an_unlink(
         self, directory: Path, clock: Clock, open_log: Callable[..., SqliteLog]
     ) -> None:
         log = open_log()
@@ -50,7 +50,7 @@ class TestFiles:
         assert [record.offset for record in log.read(0, *EVERYTHING)] == [0, 1, 2, 3]
         log.close()
 
-    def test_a_long_bucket_has_several_files_that_are_freed_one_by_one(
+    def test_a_busy_stretch_has_several_files_that_are_freed_one_by_one(
         self,
         directory: Path,
         open_log: Callable[..., SqliteLog],
@@ -77,7 +77,7 @@ class TestFiles:
         self, directory: Path, open_log: Callable[..., SqliteLog]
     ) -> None:
         open_log().close()
-        with buckets.opened(buckets.list_buckets(directory)[0]) as connection:
+        with log_files.opened(log_files.list_files(directory)[0]) as connection:
             values = {
                 name: connection.execute(f"PRAGMA {name}").fetchone()[0]
                 for name in ("journal_mode", "synchronous", "page_size")
@@ -104,7 +104,7 @@ class TestFiles:
         log.close()
         stray = directory / "000000000990-0000000000000000000.db-wal"
         stray.write_bytes(b"side file of a database that was unlinked before the crash")
-        (directory / "new.tmp").write_bytes(b"a bucket file that was never finished")
+        (directory / "new.tmp").write_bytes(b"a file that was never finished")
         log = open_log()
         assert not stray.exists()
         log.append([b"b"])
@@ -117,7 +117,7 @@ class TestFiles:
         log = open_log()
         log.append([b"a"])
         log.close()
-        newest = buckets.list_buckets(directory)[-1].path
+        newest = log_files.list_files(directory)[-1].path
         good = newest.read_bytes()
         newest.write_bytes(b"\x00" * len(good))
         with pytest.raises(StoreError, match="directory aside"):
@@ -133,8 +133,8 @@ class TestFiles:
         self, directory: Path, open_log: Callable[..., SqliteLog]
     ) -> None:
         open_log().close()
-        newest = buckets.list_buckets(directory)[-1]
-        with buckets.opened(newest) as connection:
+        newest = log_files.list_files(directory)[-1]
+        with log_files.opened(newest) as connection:
             connection.execute("PRAGMA user_version = 2")
         with pytest.raises(StoreError, match="format 2, expected 1"):
             open_log()
@@ -170,10 +170,10 @@ class TestProcesses:
     ) -> None:
         log = open_log()
         log.append([b"a", b"b"])
-        oldest = buckets.list_buckets(directory)[0]
+        oldest = log_files.list_files(directory)[0]
         clock.now_s = 1010.0
         log.append([b"c"])
-        with buckets.opened(oldest) as held:
+        with log_files.opened(oldest) as held:
             SqliteLog.open_reader(directory).free(2)
             assert held.execute("SELECT count(*) FROM records").fetchone() == (2,)
         assert log.bounds() == (2, 3)

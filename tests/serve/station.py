@@ -126,7 +126,7 @@ class Station:
         wait_for(lambda: self.node.capture.pending == 0)
         keys = JobKeys.open(self.config.keys_path, clock=time.time)
         opener = Opener(keys, lambda name: node_public(self.node.catalog, name), clock=time.time)
-        log = SqliteLog.open_reader(self.config.state_dir / "log" / "traces")
+        log = SqliteLog.open_reader(self.config.log_path)
         try:
             sealed = [decode_record(record.data) for record in log.read(0, 1000, 2**30)]
             table = RemapTable.identity()

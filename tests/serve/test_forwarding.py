@@ -20,7 +20,7 @@ DAY_S = 86_400
 
 def waiting(config: Config) -> int:
     """How many records are in the node's log."""
-    first, end = SqliteLog.open_reader(config.state_dir / "log" / "traces").bounds()
+    first, end = SqliteLog.open_reader(config.log_path).bounds()
     return end - first
 
 
@@ -33,10 +33,10 @@ def test_what_a_node_captures_goes_to_kafka_to_the_last(
     for _ in range(3):
         station.chat(max_tokens=2)
     node = station.node
-    station.wait_for(lambda: node.stats().spool.forward.records == 3)
-    spool = station.admin("GET", "/admin/stats").json()["spool"]
-    assert spool["cap_bytes"] == station.config.log.cap_bytes
-    assert spool["forward"]["failures"] == 0
+    station.wait_for(lambda: node.stats().forwarding.forward.sent_records == 3)
+    forwarding = station.admin("GET", "/admin/stats").json()["forwarding"]
+    assert forwarding["cap_bytes"] == station.config.log.cap_bytes
+    assert forwarding["forward"]["failures"] == 0
     station.chat(max_tokens=2)
     station.stop()
     assert waiting(station.config) == 0
@@ -53,7 +53,7 @@ def test_a_node_that_ends_without_brokers_leaves_its_log_to_the_next(
     assert waiting(away.config) == 1
     kafka = {"servers": list(kafka_broker.access.servers), "topic": kafka_topic}
     back = stations(kafka=kafka)
-    back.wait_for(lambda: back.node.stats().spool.forward.records == 1)
+    back.wait_for(lambda: back.node.stats().forwarding.forward.sent_records == 1)
     back.stop()
     assert waiting(back.config) == 0
     assert sorted(arrived(kafka_broker.access, kafka_topic).values()) == [1]
@@ -65,7 +65,7 @@ def test_without_brokers_in_the_configuration_nothing_is_forwarded(
     station = stations()
     station.chat(max_tokens=2)
     assert len(station.captured()) == 1
-    assert station.admin("GET", "/admin/stats").json()["spool"] is None
+    assert station.admin("GET", "/admin/stats").json()["forwarding"] is None
     assert "draftkeep_spool" not in station.node.exposition.render().decode()
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.services.broker_properties import FAST_RETENTION, Scram
 from tests.services.certificates import write_certificates
 from tests.services.jars import kafka_needs
 from tests.services.kafka import Kafka, running_kafka
-from tests.services.kafka_settings import FAST_RETENTION, Scram
 from tests.services.needs import POSTGRESQL
 from tests.services.postgres import Postgres, running_postgres
 from tests.services.s3 import S3, Bucket, running_s3

@@ -14,8 +14,8 @@ from kafka.errors import KafkaError
 
 from draftkeep.errors import StoreError
 from draftkeep.ingest.kafka_client import KafkaAccess
+from tests.services.broker_properties import Ports, Scram, node_settings
 from tests.services.jars import alone, class_archive, jars_directory, resolve_jars
-from tests.services.kafka_settings import Ports, Scram, node_settings
 from tests.services.needs import JAVA
 from tests.services.processes import Service, free_port, listens
 from tests.services.proxy import Proxy, running_proxy

@@ -5,9 +5,9 @@ import sys
 import time
 from pathlib import Path
 
+from tests.services.broker_properties import Ports
 from tests.services.jars import kafka_needs, resolve_jars
 from tests.services.kafka import Kafka
-from tests.services.kafka_settings import Ports
 from tests.services.needs import INSTALL, missing
 from tests.services.processes import free_port, listens
 

@@ -14,8 +14,8 @@ import sqlalchemy as sa
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import KafkaTimeoutError
 
+from tests.services.broker_properties import SHORT_LIVED
 from tests.services.kafka import Kafka
-from tests.services.kafka_settings import SHORT_LIVED
 from tests.services.postgres import Postgres
 from tests.services.processes import Service
 from tests.services.s3 import Bucket

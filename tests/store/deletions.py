@@ -10,9 +10,10 @@ from draftkeep.ingest.kafka_client import KafkaAccess
 from draftkeep.ingest.kafka_log import KafkaLog
 from draftkeep.ingest.kafka_topic import create_topic
 from draftkeep.store import schema
-from draftkeep.store.catalog import Catalog, insert
-from draftkeep.store.deletion_rows import read_ledger
-from draftkeep.store.log_deletions import DeletionReport, Policy, carry_out
+from draftkeep.store.catalog import Catalog
+from draftkeep.store.database import insert
+from draftkeep.store.log_deletion_round import DeletionReport, Policy, delete_owed_records
+from draftkeep.store.log_deletion_rows import read_ledger
 
 NOW_S = 1_800_000_000.0
 TTL_S = 86_400
@@ -61,8 +62,8 @@ class House:
 
     def commit(self, partition: int, following: int) -> None:
         """Say that a compactor has read up to `following`."""
-        cluster, topic, _ = self.logs[partition].identity()
-        key = {"cluster": cluster, "topic": topic, "partition": partition}
+        cluster, topic_id, _ = self.logs[partition].identity()
+        key = {"cluster": cluster, "topic": topic_id, "partition": partition}
         moved = {"next": following, "changed_s": self.now_s, "name": self.name}
         with self.catalog.begin() as connection:
             connection.execute(
@@ -74,7 +75,9 @@ class House:
     def round(self, policy: Policy = "erasure", *, after_s: float = 1) -> DeletionReport:
         """One round, `after_s` after the one before."""
         self.now_s += after_s
-        return carry_out(self.catalog, self.access, self.name, policy=policy, now_s=self.now_s)
+        return delete_owed_records(
+            self.catalog, self.access, self.name, policy=policy, now_s=self.now_s
+        )
 
     def firsts(self) -> list[int]:
         """Where the partitions begin."""
@@ -87,7 +90,7 @@ class House:
     def owed(self) -> list[tuple[int, int, int]]:
         """Request, partition and mark of what is not settled."""
         owed = read_ledger(self.catalog, self.name).owed
-        return [(item.request, item.partition, item.up_to) for item in owed]
+        return [(item.request, item.partition_id.partition, item.up_to) for item in owed]
 
     def outcomes(self) -> list[tuple[int, str | None]]:
         """Partition and outcome of every deletion, in order."""

@@ -13,7 +13,7 @@ from draftkeep.ingest.record import SealedTrace
 from draftkeep.policies.signing import SigningKey
 from draftkeep.store import check_files, schema
 from draftkeep.store.check import check_catalog, repair_catalog
-from draftkeep.store.check_rules import Finding
+from draftkeep.store.check_rules import RuleResult
 from draftkeep.store.jobs import start_job
 from draftkeep.store.periods import publish_period
 from draftkeep.store.shard_rows import list_shards
@@ -31,7 +31,7 @@ class Store:
     kept: list[SealedTrace]
     late: SealedTrace
 
-    def check(self, *, digests: bool = True) -> list[Finding]:
+    def check(self, *, digests: bool = True) -> list[RuleResult]:
         return check_catalog(
             self.world.catalog,
             self.world.storage,

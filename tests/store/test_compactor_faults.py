@@ -75,7 +75,7 @@ class FusedLog:
     """Can die around every call a compactor makes."""
 
     def __init__(self, log: SqliteLog, fuse: Fuse) -> None:
-        self._log, self._fuse = log, fuse
+        self._log, self._fuse, self.name = log, fuse, log.name
         self.append, self.close, self.size_bytes = log.append, log.close, log.size_bytes
         self.identity, self.bounds = log.identity, log.bounds
 

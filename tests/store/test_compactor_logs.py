@@ -4,7 +4,7 @@ import pytest
 import sqlalchemy as sa
 
 from draftkeep.errors import ConflictError, LogReplacedError
-from draftkeep.ingest.log import LogRecord
+from draftkeep.ingest.log import LogRecord, PartitionId
 from draftkeep.ingest.record import encode_record
 from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.store import schema
@@ -50,9 +50,9 @@ class OtherLog:
         self.append, self.free, self.close = log.append, log.free, log.close
         self.size_bytes = log.size_bytes
 
-    def identity(self) -> tuple[str, str, int]:
-        cluster, topic, _ = self._log.identity()
-        return cluster, self.topic or topic, self.partition
+    def identity(self) -> PartitionId:
+        cluster, topic_id, _ = self._log.identity()
+        return PartitionId(cluster, self.topic or topic_id, self.partition)
 
     def bounds(self) -> tuple[int, int]:
         first, end = self._log.bounds()
@@ -97,15 +97,15 @@ def test_a_log_that_was_read_before_it_had_a_name_is_known_by_its_id(world: Worl
     world.compactor(log=log).run_once()
     with world.catalog.begin() as connection:
         connection.execute(sa.update(schema.offsets).values(name=""))
-    topic = log.identity()[1]
+    topic_id = log.identity().topic_id
     log.topic = "made-again"
-    with pytest.raises(LogReplacedError, match=f"expected {topic}"):
+    with pytest.raises(LogReplacedError, match=f"expected {topic_id}"):
         world.compactor(log=log).run_once()
     log.topic = None
     world.append(world.seal())
     assert world.compactor(log=log).run_once().stored == 1
     (stored,) = stored_offsets(world.catalog, "log")
-    assert stored.topic == topic
+    assert stored.topic_id == topic_id
 
 
 def test_a_log_that_ends_below_the_stored_offset_stops_the_compactor(world: World) -> None:

@@ -8,26 +8,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftkeep.ingest.kafka_client import KafkaAccess
-from draftkeep.ingest.kafka_state import PartitionState, TopicState
+from draftkeep.ingest.kafka_topic_state import PartitionState, TopicState
+from draftkeep.ingest.log import PartitionId
 from draftkeep.store import schema
 from draftkeep.store.audit import AuditSession
 from draftkeep.store.catalog import Catalog
-from draftkeep.store.deletion import Deletion, Outcome, next_step
-from draftkeep.store.deletion_rows import read_ledger, record_request, record_steps
 from draftkeep.store.erasure import erase_subject
-from draftkeep.store.log_deletions import DeletionReport, carry_out, marks_below
+from draftkeep.store.log_deletion_round import DeletionReport, delete_owed_records, marks_below
+from draftkeep.store.log_deletion_rows import read_ledger, record_request, record_steps
+from draftkeep.store.log_deletion_step import Deletion, Outcome, next_step
 from tests.store.conftest import World
 from tests.store.deletions import NOW_S, add_erasure
 
 INTERVAL_S = 60.0
 WAIT_S = INTERVAL_S + 30
-PLACE = ("cluster", "topic-id", 0)
+PARTITION = PartitionId(cluster="cluster", topic_id="topic-id", partition=0)
 
 
 def deletion(**changes: object) -> Deletion:
-    values = {"request": 1, "name": "traces", "up_to": 10}
-    place = dict(zip(("cluster", "topic", "partition"), PLACE, strict=True))
-    return Deletion(**{**values, **place, **changes})  # type: ignore[arg-type]
+    values = {"request": 1, "topic_name": "traces", "partition_id": PARTITION, "up_to": 10}
+    return Deletion(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def topic(*firsts: int, following: int = 100, in_sync: bool = True) -> TopicState:
@@ -37,7 +37,12 @@ def topic(*firsts: int, following: int = 100, in_sync: bool = True) -> TopicStat
         )
         for number, first in enumerate(firsts)
     }
-    return TopicState(name="traces", cluster=PLACE[0], topic=PLACE[1], partitions=partitions)
+    return TopicState(
+        topic_name="traces",
+        topic_id=PARTITION.topic_id,
+        cluster=PARTITION.cluster,
+        partitions=partitions,
+    )
 
 
 @dataclass
@@ -88,7 +93,7 @@ class Erasing:
         self.broker.crash(self.now_s)
 
     def round(self, *, killed: bool = False) -> None:
-        """As `carry_out`; killed between what it writes down and what it deletes."""
+        """As `delete_owed_records`; killed between what it writes down and what it deletes."""
         state = topic(self.broker.first, following=self.broker.following)
         steps = [
             next_step(
@@ -102,7 +107,7 @@ class Erasing:
         ]
         self.verified += [s.deletion for s in steps if s.deletion.outcome is not None]
         self.owed = [s.deletion for s in steps if s.deletion.outcome is None]
-        marks = marks_below(state, steps, {PLACE: self.committed}, (), False)
+        marks = marks_below(state, steps, {PARTITION: self.committed}, (), False)
         if marks and not killed:
             assert marks[0] <= self.committed
             self.broker.first = max(self.broker.first, marks[0])
@@ -150,7 +155,7 @@ def test_a_step_deletes_only_what_is_owed_there_and_committed(
     settled = deleted is not None and deleted + WAIT_S <= NOW_S and first >= up_to and in_sync
     assert (step.deletion.outcome is Outcome.VERIFIED) == settled
     assert step.undone == (first < up_to and deleted is not None)
-    known = {} if committed is None else {PLACE: committed}
+    known = {} if committed is None else {PARTITION: committed}
     for everything in (False, True):
         marks = marks_below(state, [step], known, (), everything)
         assert all(mark <= (committed or 0) for mark in marks.values())
@@ -182,14 +187,14 @@ def test_what_another_changed_is_left_to_it(catalog: Catalog) -> None:
     zero, one = made
     mine = [replace(zero, deleted_s=NOW_S), replace(one, deleted_s=NOW_S)]
     assert record_steps(catalog, made, [replace(zero, attempts=1)], NOW_S) == set()
-    assert record_steps(catalog, made, mine, NOW_S) == {zero.place}
+    assert record_steps(catalog, made, mine, NOW_S) == {zero.partition_id}
     assert list(read_ledger(catalog, "traces").owed) == [replace(zero, attempts=1), mine[1]]
 
 
 def test_never_asks_nobody(catalog: Catalog) -> None:
     add_erasure(catalog, 1)
     nowhere = KafkaAccess(servers=("127.0.0.1:1",), patience_s=1)
-    report = carry_out(catalog, nowhere, "traces", policy="never", now_s=NOW_S)
+    report = delete_owed_records(catalog, nowhere, "traces", policy="never", now_s=NOW_S)
     assert report == DeletionReport()
     assert len(read_ledger(catalog, "traces").unmarked) == 1
 
@@ -197,7 +202,7 @@ def test_never_asks_nobody(catalog: Catalog) -> None:
 def test_nothing_owed_asks_nobody(catalog: Catalog) -> None:
     add_erasure(catalog, 1, state="planned")
     nowhere = KafkaAccess(servers=("127.0.0.1:1",), patience_s=1)
-    report = carry_out(catalog, nowhere, "traces", policy="erasure", now_s=NOW_S)
+    report = delete_owed_records(catalog, nowhere, "traces", policy="erasure", now_s=NOW_S)
     assert report == DeletionReport()
 
 

@@ -13,8 +13,8 @@ import sqlalchemy as sa
 from draftkeep.errors import StoreError
 from draftkeep.store import schema
 from draftkeep.store.catalog import Catalog
+from tests.services.broker_properties import FAST_RETENTION
 from tests.services.kafka import Kafka, Node
-from tests.services.kafka_settings import FAST_RETENTION
 from tests.store.conftest import HookedCatalog
 from tests.store.deletions import House, add_erasure
 
@@ -255,13 +255,13 @@ import sys
 from pathlib import Path
 from draftkeep.ingest.kafka_client import KafkaAccess
 from draftkeep.store.catalog import Catalog
-from draftkeep.store.log_deletions import carry_out
+from draftkeep.store.log_deletion_round import delete_owed_records
 path, server, topic, now_s = sys.argv[1:]
 catalog, access, now_s = Catalog.open(Path(path)), KafkaAccess(servers=(server,)), float(now_s)
 print("ready", flush=True)
 while True:
     now_s += 20
-    carry_out(catalog, access, topic, policy="erasure", now_s=now_s)
+    delete_owed_records(catalog, access, topic, policy="erasure", now_s=now_s)
 """
 
 

@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 import sqlalchemy as sa
 
 from draftkeep.store import schema
@@ -77,11 +78,16 @@ def test_a_crash_between_the_commit_and_the_unlink_is_finished(world: World) -> 
     assert world.files() == set()
 
 
-def test_a_listed_file_that_is_not_there_is_reported(world: World) -> None:
+def test_a_listed_file_that_is_not_there_is_reported(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     world.append(world.seal())
     (name,) = world.compactor().run_once().shards
     (world.shards_dir / name).unlink()
     assert sweeper(world).run_once().missing == (name,)
+    (said,) = [item for item in caplog.records if item.name == "draftkeep.store.sweeper"]
+    assert said.levelname == "ERROR"
+    assert name in said.getMessage()
 
 
 def test_a_sweep_before_the_first_shard_finds_nothing(world: World) -> None:

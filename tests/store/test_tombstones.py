@@ -1,10 +1,13 @@
 """Tombstones of every kind take the rows they cover, and no others."""
 
+from pathlib import Path
+
 import pytest
 import sqlalchemy as sa
 
 from draftkeep.store import schema
 from draftkeep.store.catalog import Catalog
+from draftkeep.store.tombstones import erased_shards
 from tests.store.conftest import World, ids
 
 
@@ -45,3 +48,15 @@ def test_a_rewrite_finds_what_a_tombstone_covers(world: World, kind: str) -> Non
     assert world.compactor().rewrite_erased().rows_removed == len(covered)
     assert ids(world.stored()) == ids(left)
     assert world.compactor().rewrite_erased().replaced == 0
+
+
+def test_only_a_trace_of_its_own_makes_the_search_read_all_traces(tmp_path: Path) -> None:
+    catalog = Catalog.open(tmp_path / "catalog.db")
+    statement = erased_shards().compile(catalog.engine, compile_kwargs={"literal_binds": True})
+    with catalog.read() as connection:
+        plan = [row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}")]
+    catalog.close()
+    scans = [at for at, step in enumerate(plan) if step.startswith("SCAN trace_ids")]
+    assert len(scans) == 1
+    # Within the search for such tombstones, so that it is not begun where there are none.
+    assert plan[scans[0] - 1].startswith("SEARCH tombstones")

@@ -10,6 +10,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from draftkeep.errors import ConflictError
+from draftkeep.ingest.log import PartitionId
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.database import insert_many
 from draftkeep.store.offsets import LogOffset, advance
@@ -42,7 +43,8 @@ def write_everything(
         if stored == records:
             unfinished.remove(partition)
             continue
-        where = LogOffset(identity=("c", "t", partition), stored=stored, first=0, following=records)
+        identity = PartitionId(cluster="c", topic_id="t", partition=partition)
+        where = LogOffset(identity=identity, stored=stored, first=0, following=records)
         _move(catalog, directory, where, min(where.start + rng.randint(1, batch), records))
     catalog.close()
 

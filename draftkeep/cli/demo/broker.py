@@ -3,12 +3,11 @@
 import re
 import time
 
-from kafka.errors import KafkaError
-
 from draftkeep.config import Config
 from draftkeep.errors import DraftkeepError, InputError
 from draftkeep.ingest.kafka_client import KafkaAccess
-from draftkeep.ingest.kafka_topic import create_topic
+from draftkeep.ingest.kafka_topic import create_topic, default_replicas, delete_topic
+from draftkeep.ingest.kafka_topic_state import look_at_topic
 from draftkeep.ingest.sqlite_log import SqliteLog
 
 PARTITIONS = 2
@@ -31,34 +30,30 @@ def make_topic(config: Config) -> None:
     """
     access = KafkaAccess.configured(config.kafka)
     with access.admin() as admin:
-        if config.kafka.topic in admin.list_topics():
+        if look_at_topic(admin, config.kafka.topic) is not None:
             return
-        brokers = len(admin.describe_cluster()["brokers"])
+        replicas = default_replicas(admin)
     create_topic(
         access,
         config.kafka.topic,
         partitions=PARTITIONS,
-        replicas=min(3, brokers),
+        replicas=replicas,
         ttl_s=config.retention.ttl_s,
     )
 
 
 def remove_topic(config: Config) -> None:
     """Delete the demo's topic. Raises StoreError where the brokers cannot be reached or refuse."""
+    name = config.kafka.topic
     with KafkaAccess.configured(config.kafka).admin() as admin:
-        try:
-            if config.kafka.topic in admin.list_topics():
-                admin.delete_topics([config.kafka.topic])
-        except KafkaError as error:
-            raise DraftkeepError(
-                f"topic {config.kafka.topic} could not be deleted ({type(error).__name__}); "
-                "delete it yourself, then remove the directory"
-            ) from error
+        state = look_at_topic(admin, name)
+        if state is not None:
+            delete_topic(admin, name, state.topic_id, patience_s=config.kafka.deadline_s)
 
 
 def wait_until_forwarded(config: Config) -> None:
     """Wait until the node's outbox is empty. Raises DraftkeepError where it does not get so."""
-    outbox = SqliteLog.open_reader(config.state_dir / "log" / "traces")
+    outbox = SqliteLog.open_reader(config.log_path)
     deadline_s = time.monotonic() + _FORWARD_TIMEOUT_S
     try:
         while True:

@@ -1,17 +1,16 @@
 """Rows of `log_deletions`: what is owed, read at once and written by compare-and-set."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from draftkeep.ingest.kafka_state import TopicState
+from draftkeep.ingest.kafka_topic_state import TopicState
+from draftkeep.ingest.log import PartitionId
 from draftkeep.store.catalog import CHUNK, Catalog
-from draftkeep.store.deletion import Deletion
+from draftkeep.store.log_deletion_step import Deletion
 from draftkeep.store.schema import erasures, log_deletions, offsets
-
-Place = tuple[str, str, int]
 
 _UNMARKED = sa.and_(erasures.c.state == "done", erasures.c.log_request.is_(None))
 
@@ -27,36 +26,30 @@ class Ledger:
 
     unmarked: tuple[bytes, ...]
     owed: tuple[Deletion, ...]
-    late: Mapping[Place, int]
-    committed: Mapping[Place, int]
+    late: Mapping[PartitionId, int]
+    committed: Mapping[PartitionId, int]
 
 
-def read_ledger(catalog: Catalog, topic: str) -> Ledger:
+def read_ledger(catalog: Catalog, topic_name: str) -> Ledger:
     """One snapshot; `late` is of the topic with this name alone."""
     with catalog.read() as connection:
         return Ledger(
             unmarked=tuple(connection.scalars(sa.select(erasures.c.id).where(_UNMARKED))),
             owed=tuple(_owed(connection)),
-            late=_late(connection, topic),
+            late=_late(connection, topic_name),
             committed={
-                (row.cluster, row.topic, row.partition): row.next
+                PartitionId(row.cluster, row.topic, row.partition): row.next
                 for row in connection.execute(sa.select(offsets))
             },
         )
 
 
-def note_erased(connection: Connection, place: Place, up_to: int) -> None:
+def note_erased(connection: Connection, identity: PartitionId, up_to: int) -> None:
     """Something erased arrived below `up_to`: call it in the transaction that reads past it.
 
     It was in a node's hands while its subject was erased, so the mark may lie before it.
     """
-    row = offsets.c
-    cluster, topic, partition = place
-    connection.execute(
-        sa.update(offsets)
-        .where(row.cluster == cluster, row.topic == topic, row.partition == partition)
-        .values(erased_to=up_to)
-    )
+    connection.execute(sa.update(offsets).where(*_of(offsets, identity)).values(erased_to=up_to))
 
 
 def record_request(
@@ -74,46 +67,56 @@ def record_request(
         request = _next_request(connection)
         covered = _cover(connection, unmarked, request)
         if not covered:
-            late = _late(connection, state.name)
-            place = (state.cluster, state.topic)
+            late = _late(connection, state.topic_name)
             marks = {
-                number: mark for number, mark in marks.items() if late.get((*place, number)) == mark
+                number: mark
+                for number, mark in marks.items()
+                if late.get(state.partition_id(number)) == mark
             }
         made = [
             Deletion(
                 request=request,
-                cluster=state.cluster,
-                topic=state.topic,
-                partition=number,
-                name=state.name,
+                topic_name=state.topic_name,
+                partition_id=state.partition_id(number),
                 up_to=up_to,
             )
             for number, up_to in sorted(marks.items())
             if up_to > 0
         ]
         for item in made:
-            row = {**asdict(item), "requested_s": now_s, "settled_s": None}
-            connection.execute(sa.insert(log_deletions).values(row))
+            cluster, topic_id, partition = item.partition_id
+            connection.execute(
+                sa.insert(log_deletions).values(
+                    request=item.request,
+                    cluster=cluster,
+                    topic=topic_id,
+                    partition=partition,
+                    name=item.topic_name,
+                    up_to=item.up_to,
+                    attempts=item.attempts,
+                    requested_s=now_s,
+                )
+            )
     return covered, made
 
 
 def record_steps(
     catalog: Catalog, before: Iterable[Deletion], after: Iterable[Deletion], now_s: float
-) -> set[Place]:
+) -> set[PartitionId]:
     """Write what a look came to; returns the partitions that another process changed meanwhile.
 
     Nothing of those is written, and nothing in them may be deleted by this look: the other's may
     be the newer one, and would not learn that records had come back.
     """
-    old = {(item.request, item.place): item for item in before}
-    new = {(item.request, item.place): item for item in after}
+    old = {(item.request, item.partition_id): item for item in before}
+    new = {(item.request, item.partition_id): item for item in after}
     if all(old[key] == item for key, item in new.items()):
         return set()
     with catalog.begin() as connection:
-        current = {(item.request, item.place): item for item in _owed(connection)}
+        current = {(item.request, item.partition_id): item for item in _owed(connection)}
         lost = {key[1] for key in new if current.get(key) != old[key]}
         for key, item in new.items():
-            if item != old[key] and item.place not in lost:
+            if item != old[key] and item.partition_id not in lost:
                 _write(connection, item, now_s)
     return lost
 
@@ -136,13 +139,20 @@ def _cover(connection: Connection, unmarked: Sequence[bytes], request: int) -> i
 
 def _owed(connection: Connection) -> Iterable[Deletion]:
     row = log_deletions.c
-    columns = (row.request, row.cluster, row.topic, row.partition, row.name, row.up_to)
-    query = sa.select(*columns, row.deleted_s, row.attempts).where(row.settled_s.is_(None))
-    for found in connection.execute(query.order_by(*columns[:4])):
-        yield Deletion(**found._mapping)
+    query = sa.select(log_deletions).where(row.settled_s.is_(None))
+    order = (row.request, row.cluster, row.topic, row.partition)
+    for found in connection.execute(query.order_by(*order)):
+        yield Deletion(
+            request=found.request,
+            topic_name=found.name,
+            partition_id=PartitionId(found.cluster, found.topic, found.partition),
+            up_to=found.up_to,
+            deleted_s=found.deleted_s,
+            attempts=found.attempts,
+        )
 
 
-def _late(connection: Connection, topic: str) -> dict[Place, int]:
+def _late(connection: Connection, topic_name: str) -> dict[PartitionId, int]:
     row, read = log_deletions.c, offsets.c
     marked = (
         sa.select(sa.func.coalesce(sa.func.max(row.up_to), 0))
@@ -152,20 +162,15 @@ def _late(connection: Connection, topic: str) -> dict[Place, int]:
         .scalar_subquery()
     )
     query = sa.select(read.cluster, read.topic, read.partition, read.erased_to)
-    found = connection.execute(query.where(read.name == topic, read.erased_to > marked))
-    return {(item.cluster, item.topic, item.partition): item.erased_to for item in found}
+    found = connection.execute(query.where(read.name == topic_name, read.erased_to > marked))
+    return {PartitionId(item.cluster, item.topic, item.partition): item.erased_to for item in found}
 
 
 def _write(connection: Connection, item: Deletion, now_s: float) -> None:
-    row = log_deletions.c
+    this = (log_deletions.c.request == item.request, *_of(log_deletions, item.partition_id))
     connection.execute(
         sa.update(log_deletions)
-        .where(
-            row.request == item.request,
-            row.cluster == item.cluster,
-            row.topic == item.topic,
-            row.partition == item.partition,
-        )
+        .where(*this)
         .values(
             deleted_s=item.deleted_s,
             attempts=item.attempts,
@@ -173,3 +178,10 @@ def _write(connection: Connection, item: Deletion, now_s: float) -> None:
             settled_s=None if item.outcome is None else now_s,
         )
     )
+
+
+def _of(table: sa.Table, identity: PartitionId) -> tuple[sa.ColumnElement[bool], ...]:
+    """The rows of this partition."""
+    cluster, topic_id, partition = identity
+    row = table.c
+    return row.cluster == cluster, row.topic == topic_id, row.partition == partition

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from draftkeep.ingest.kafka_client import KafkaAccess
-from draftkeep.ingest.kafka_state import (
+from draftkeep.ingest.kafka_delete_records import checkpoint_s, delete_below
+from draftkeep.ingest.kafka_topic_state import (
     PartitionState,
     TopicState,
-    checkpoint_s,
     cluster_id,
-    delete_below,
     look_at_topic,
 )
+from draftkeep.ingest.log import PartitionId
 from draftkeep.store.catalog import Catalog
-from draftkeep.store.deletion import Deletion, Outcome, Step, next_step
-from draftkeep.store.deletion_rows import Ledger, read_ledger, record_request, record_steps
+from draftkeep.store.log_deletion_rows import Ledger, read_ledger, record_request, record_steps
+from draftkeep.store.log_deletion_step import Deletion, Outcome, Step, next_step
 
 # Over the brokers' own interval: for a checkpoint that is late, and clocks that differ.
 MARGIN_S = 30.0
@@ -44,8 +44,8 @@ class DeletionReport:
     owed: int = 0
 
 
-def carry_out(
-    catalog: Catalog, access: KafkaAccess, topic: str, *, policy: Policy, now_s: float
+def delete_owed_records(
+    catalog: Catalog, access: KafkaAccess, topic_name: str, *, policy: Policy, now_s: float
 ) -> DeletionReport:
     """One round; call it again and again, as long as `owed` is not 0 and after every erasure.
 
@@ -56,33 +56,33 @@ def carry_out(
     """
     if policy == "never":
         return DeletionReport()
-    ledger = read_ledger(catalog, topic)
+    ledger = read_ledger(catalog, topic_name)
     if not (ledger.unmarked or ledger.owed or ledger.late or policy == "compacted"):
         return DeletionReport()
     with access.admin() as admin:
-        names = {topic, *(item.name for item in ledger.owed)}
+        names = {topic_name, *(item.topic_name for item in ledger.owed)}
         states = {name: look_at_topic(admin, name) for name in names}
         wait_s = checkpoint_s(admin) + MARGIN_S
         cluster = cluster_id(admin)
-        erasures, made = _request(catalog, ledger, states[topic], now_s)
+        erasures, made = _request(catalog, ledger, states[topic_name], now_s)
         before = [*ledger.owed, *made]
         steps = [
             next_step(
                 item,
-                _seen(states[item.name], item),
-                committed=ledger.committed.get(item.place),
+                _seen(states[item.topic_name], item),
+                committed=ledger.committed.get(item.partition_id),
                 now_s=now_s,
                 wait_s=wait_s,
             )
             for item in before
             # What another cluster holds nobody here can say.
-            if item.cluster == cluster
+            if item.partition_id.cluster == cluster
         ]
         lost = record_steps(catalog, before, [step.deletion for step in steps], now_s)
-        kept = [step for step in steps if step.deletion.place not in lost]
+        kept = [step for step in steps if step.deletion.partition_id not in lost]
         for state in states.values():
             if state is not None:
-                everything = policy == "compacted" and state.name == topic
+                everything = policy == "compacted" and state.topic_name == topic_name
                 marks = marks_below(state, kept, ledger.committed, lost, everything)
                 if marks:
                     delete_below(admin, state, marks)
@@ -99,37 +99,38 @@ def _request(
         marks = {number: partition.following for number, partition in state.partitions.items()}
     else:
         marks = {
-            partition: up_to
-            for (cluster, topic, partition), up_to in ledger.late.items()
-            if (cluster, topic) == (state.cluster, state.topic)
+            identity.partition: up_to
+            for identity, up_to in ledger.late.items()
+            if identity == state.partition_id(identity.partition)
         }
     return record_request(catalog, state, ledger.unmarked, marks, now_s)
 
 
 def _seen(state: TopicState | None, item: Deletion) -> PartitionState | None:
-    if state is None or state.topic != item.topic:
+    if state is None or state.topic_id != item.partition_id.topic_id:
         return None
-    return state.partitions[item.partition]
+    return state.partitions[item.partition_id.partition]
 
 
 def marks_below(
     state: TopicState,
     steps: Iterable[Step],
-    committed: Mapping[tuple[str, str, int], int],
-    lost: Iterable[tuple[str, str, int]],
+    committed: Mapping[PartitionId, int],
+    lost: Iterable[PartitionId],
     everything: bool,
 ) -> dict[int, int]:
     """Below which offset to delete in each partition. Never above the committed offset."""
     marks: dict[int, int] = {}
     for step in steps:
-        item = step.deletion
-        if step.delete and (item.cluster, item.topic) == (state.cluster, state.topic):
-            marks[item.partition] = max(item.up_to, marks.get(item.partition, 0))
+        identity, up_to = step.deletion.partition_id, step.deletion.up_to
+        number = identity.partition
+        if step.delete and identity == state.partition_id(number):
+            marks[number] = max(up_to, marks.get(number, 0))
     if everything:
         for number, partition in state.partitions.items():
-            place = (state.cluster, state.topic, number)
-            if place not in lost and committed.get(place, 0) > partition.first:
-                marks[number] = committed[place]
+            identity = state.partition_id(number)
+            if identity not in lost and committed.get(identity, 0) > partition.first:
+                marks[number] = committed[identity]
     return marks
 
 

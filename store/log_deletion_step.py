@@ -8,7 +8,8 @@ longer than that takes; whenever they come back, they are deleted again and the 
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from draftkeep.ingest.kafka_state import PartitionState
+from draftkeep.ingest.kafka_topic_state import PartitionState
+from draftkeep.ingest.log import PartitionId
 
 
 class Outcome(StrEnum):
@@ -23,19 +24,12 @@ class Deletion:
     """A row of `log_deletions` that is not settled; see there."""
 
     request: int
-    cluster: str
-    topic: str
-    partition: int
-    name: str
+    topic_name: str
+    partition_id: PartitionId
     up_to: int
     deleted_s: float | None = None
     attempts: int = 0
     outcome: Outcome | None = None
-
-    @property
-    def place(self) -> tuple[str, str, int]:
-        """The partition, as the catalog's offsets name it."""
-        return self.cluster, self.topic, self.partition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
-"""Bucket files: the embedded log on disk, SQLite files of one stretch of time each.
+"""Log files: the embedded log on disk, SQLite files of one stretch of time each.
 
-A long bucket has several. A file is named by the start of its bucket and by its first offset, so
+A busy stretch has several. A file is named by the start of its stretch and by its first offset, so
 that a reader finds the right one without opening any. The newest file also holds the log's
 identity and the next offset to give out: it is never removed, so neither can be lost while the log
 is in use.
@@ -38,8 +38,8 @@ CREATE TABLE state (cluster TEXT NOT NULL, topic TEXT NOT NULL, next INTEGER NOT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bucket:
-    """One file: when its bucket of time starts and the first offset that may lie in it."""
+class LogFile:
+    """One file: when its stretch of time starts and the first offset that may lie in it."""
 
     path: Path
     start_s: int
@@ -55,18 +55,18 @@ class State:
     next: int
 
 
-def list_buckets(directory: Path) -> list[Bucket]:
-    """All complete bucket files, oldest first."""
-    buckets = []
+def list_files(directory: Path) -> list[LogFile]:
+    """All complete files, oldest first."""
+    found = []
     for entry in os.scandir(directory):
         if match := _NAME.fullmatch(entry.name):
             start_s, first = int(match[1]), int(match[2])
-            buckets.append(Bucket(path=directory / entry.name, start_s=start_s, first=first))
-    return sorted(buckets, key=lambda bucket: (bucket.start_s, bucket.first))
+            found.append(LogFile(path=directory / entry.name, start_s=start_s, first=first))
+    return sorted(found, key=lambda file: (file.start_s, file.first))
 
 
-def create_bucket(directory: Path, start_s: int, state: State) -> Bucket:
-    """Make the file for the bucket at `start_s`, whose first offset is `state.next`.
+def create_file(directory: Path, start_s: int, state: State) -> LogFile:
+    """Make the file for the stretch that starts at `start_s`, whose first offset is `state.next`.
 
     It appears complete and durable under its name, or not at all.
     """
@@ -80,26 +80,26 @@ def create_bucket(directory: Path, start_s: int, state: State) -> Bucket:
     path = directory / f"{start_s:012d}-{state.next:019d}.db"
     os.rename(directory / _NEW, path)
     files.sync(directory)
-    return Bucket(path=path, start_s=start_s, first=state.next)
+    return LogFile(path=path, start_s=start_s, first=state.next)
 
 
 @contextlib.contextmanager
-def opened(bucket: Bucket) -> Iterator[sqlite3.Connection]:
+def opened(file: LogFile) -> Iterator[sqlite3.Connection]:
     """A connection for the length of a `with` block; see `connect`."""
-    connection = connect(bucket)
+    connection = connect(file)
     try:
         yield connection
     finally:
         connection.close()
 
 
-def connect(bucket: Bucket) -> sqlite3.Connection:
+def connect(file: LogFile) -> sqlite3.Connection:
     """Open an existing file in autocommit mode; commits are durable when they return.
 
     Raises sqlite3.Error where it is not there or damaged, StoreError where its format is newer.
     """
     connection = sqlite3.connect(
-        f"{bucket.path.absolute().as_uri()}?mode=rw",
+        f"{file.path.absolute().as_uri()}?mode=rw",
         uri=True,
         timeout=_BUSY_S,
         isolation_level=None,
@@ -117,7 +117,7 @@ def connect(bucket: Bucket) -> sqlite3.Connection:
     if version != FORMAT_VERSION:
         connection.close()
         raise StoreError(
-            f"{bucket.path.name} has log format {version}, expected {FORMAT_VERSION}; "
+            f"{file.path.name} has log format {version}, expected {FORMAT_VERSION}; "
             "use the draftkeep version that wrote it, or move the log directory aside"
         )
     return connection
@@ -151,7 +151,7 @@ def truncate_wal(connection: sqlite3.Connection) -> None:
 def remove_files(path: Path) -> None:
     """Unlink a database and what SQLite keeps beside it; the database first.
 
-    Nobody can open a bucket half removed that way, and a crash in between leaves strays that
+    Nobody can open a file half removed that way, and a crash in between leaves strays that
     `sweep_strays` recognises. Processes that have the file open keep what they see.
     """
     path.unlink(missing_ok=True)
