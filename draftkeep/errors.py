@@ -15,6 +15,7 @@
     ├── StoreError             catalog, shard or log in a state that needs an operator
     │   ├── LogFullError       the embedded log reached its byte cap
     │   ├── ConflictError      another writer won; drop the own work and start again
+    │   ├── ShardError         one shard's file is not what was listed; the others can be used
     │   └── LogReplacedError   a log is not the one that was read before
     └── ModelError             a target, tokenizer or drafter that does not fit
 
@@ -93,6 +94,10 @@ class LogFullError(StoreError):
 
 class ConflictError(StoreError):
     """Another writer committed first; drop the own work and start again."""
+
+
+class ShardError(StoreError):
+    """One shard's file cannot be read, or is not what was listed; the others can be used."""
 
 
 class LogReplacedError(StoreError):

@@ -192,8 +192,8 @@ class GroupWriter:
     def _refusal(self, append_bytes: int, room: int) -> LogFullError:
         return LogFullError(
             f"an append of {append_bytes} bytes can take {_growth_bytes(append_bytes)} on disk and "
-            f"{room} of the log's {self._cap_bytes} are left; run the compactor or raise "
-            "log.cap_bytes"
+            f"{room} of the log's {self._cap_bytes} are left; see whether the compactor, or the "
+            "forwarder to Kafka, keeps up, or raise log.cap_bytes"
         )
 
     def _room_bytes(self) -> int:

@@ -61,6 +61,13 @@ class LogReader:
         """
         self._settled(lambda: self._free(up_to))
 
+    def expire(self, before_s: float) -> int:
+        """Give up, like `free`, what was appended before `before_s`; returns how many records.
+
+        Nothing behind a younger record goes, whatever the clock was when it was appended.
+        """
+        return self._settled(lambda: self._expire(before_s))
+
     def bounds(self) -> tuple[int, int]:
         """See `Log.bounds`."""
         return self._settled(self._bounds)
@@ -143,6 +150,30 @@ class LogReader:
                     delete_rows(connection, up_to)
         sweep_strays(self._directory)
         files.sync(self._directory)
+
+    def _expire(self, before_s: float) -> int:
+        # Up to the first that is young enough: one behind it may only look older, where the clock
+        # was set back.
+        query = """
+            SELECT count(*), max(id) FROM records WHERE id <
+            coalesce((SELECT min(id) FROM records WHERE appended_s >= ?), 9223372036854775807)
+        """
+        expired, last = 0, -1
+        for file in self._files():
+            if file.start_s >= before_s:
+                break
+            with opened(file) as connection:
+                count, newest = connection.execute(query, (before_s,)).fetchone()
+                (young,) = connection.execute(
+                    "SELECT EXISTS (SELECT 1 FROM records WHERE appended_s >= ?)", (before_s,)
+                ).fetchone()
+            if count:
+                expired, last = expired + count, newest
+            if young:
+                break
+        if expired:
+            self._free(last + 1)
+        return expired
 
 
 def _ends(log_files: list[LogFile]) -> list[int | None]:

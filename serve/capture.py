@@ -84,6 +84,11 @@ class Capture:
         if isinstance(delivery, Delivery):
             delivery.finish(finished)
 
+    def expired(self, traces: int) -> None:
+        """Count traces whose deadline passed before anybody had read them from the log."""
+        with self._lock:
+            self._dropped["log_expired"] += traces
+
     def drops(self) -> dict[str, int]:
         """How many traces were lost, by reason; reasons that never happened are absent."""
         with self._lock:

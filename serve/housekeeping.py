@@ -15,13 +15,13 @@ _log = logging.getLogger(__name__)
 
 
 class Housekeeper:
-    """Destroys expired keys, publishes deadlines, lets the sealer forget what is over, looks
-    whether the engine still comes round, and reports drops.
+    """Destroys expired keys, publishes deadlines, lets the sealer forget what is over, unlinks what
+    expired in the log, looks whether the engine still comes round, and reports drops.
 
     Every `every_s` seconds in a thread of its own, so that no engine, drafter or log can hold up a
     deadline. A chore that fails is logged, keeps no other from being done, and is tried again.
-    `sealer` and `keyring` are None where the node has none; `look` logs an engine that stalls;
-    `clock` is the wall clock.
+    `sealer`, `keyring` and `expire_log` are None where the node has none; `look` logs an engine
+    that stalls; `clock` is the wall clock.
     """
 
     def __init__(
@@ -32,6 +32,7 @@ class Housekeeper:
         catalog: Catalog,
         *,
         look: Callable[[], object],
+        expire_log: Callable[[], object] | None = None,
         clock: Callable[[], float],
         every_s: float,
     ) -> None:
@@ -45,6 +46,8 @@ class Housekeeper:
             )
         if sealer is not None:
             self._chores.append(("sweeping the sealer", sealer.sweep))
+        if expire_log is not None:
+            self._chores.append(("expiring the log", expire_log))
         self._chores.append(("looking at the engine", look))
         self._chores.append(("reporting drops", drops.report))
         self._rounds = Periodic("housekeeper", self.keep, every_s=every_s)

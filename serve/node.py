@@ -61,6 +61,8 @@ class Node:
         self.tenants = Tenants.from_config(config)
         # Never a path: it is shown to every caller.
         self.model_id = os.path.basename(os.path.abspath(target.name))
+        self._clock = clock
+        self._ttl_s = config.retention.ttl_s
         self.max_context = config.serve.max_context
         self.sampling_rate = config.capture.sampling_rate
         self.admin_key_sha256 = config.serve.admin_key_sha256
@@ -105,6 +107,7 @@ class Node:
             self._keyring,
             self.catalog,
             look=lambda: self.engine_thread.alive,
+            expire_log=None if self._outbox is None else self._expire_log,
             clock=clock,
             every_s=KEEP_HOUSE_S,
         )
@@ -202,6 +205,11 @@ class Node:
         finally:
             # The plan may be committed even where a later step failed.
             self.follower.poll()
+
+    def _expire_log(self) -> None:
+        """What waits for its reader since before every deadline is noise, and takes room."""
+        if self._outbox is not None:
+            self.capture.expired(self._outbox.expire(self._clock() - self._ttl_s))
 
     def _leave_open(self, at_work: list[str]) -> None:
         """Deliver what waits, and leave the files to those who are still at work."""

@@ -100,6 +100,10 @@ class Outbox:
             return None
         return ForwardingStats(cap_bytes=self._cap_bytes, forward=self._forwarding.stats())
 
+    def expire(self, before_s: float) -> int:
+        """Unlink what was appended before `before_s` and is still there; how many traces."""
+        return self._log.expire(before_s)
+
     def close(self, timeout_s: float) -> None:
         """Deliver what waits, drop what is left, and close the log, all within `timeout_s`.
 

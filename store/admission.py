@@ -9,7 +9,7 @@ signed period record.
 import hashlib
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from sqlalchemy.engine import Connection
@@ -103,6 +103,23 @@ def parse(records: Iterable[LogRecord]) -> tuple[list[Candidate], list[Refused]]
             ", ".join(sorted(faults)),
         )
     return candidates, refused
+
+
+def judge_again(connection: Connection, refused: Iterable[Refused]) -> tuple[Refused, ...]:
+    """The same refusals, with those as ERASED that were erased after they were judged.
+
+    For the transaction that keeps them: an erasure that committed before it has looked for dead
+    letters already, and one that comes after it finds these.
+    """
+    found = tuple(refused)
+    stones = load_tombstones(
+        connection,
+        [item.header for item in found if item.header and item.reason not in COUNTED_ONLY],
+    )
+    return tuple(
+        replace(item, reason=Refusal.ERASED) if item.header and stones.cover(item.header) else item
+        for item in found
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

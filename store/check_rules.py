@@ -63,7 +63,7 @@ _COMPACT = "run draftkeep compact, or repair"
 _RESTORE = "restore catalog and shards from one backup"
 
 
-def _miscounted(_: int) -> sa.Select[tuple[object]]:
+def _miscounted(now_s: int) -> sa.Select[tuple[object]]:
     stored = (
         sa.select(trace_ids.c.shard, sa.func.count().label("traces"))
         .group_by(trace_ids.c.shard)
@@ -71,7 +71,9 @@ def _miscounted(_: int) -> sa.Select[tuple[object]]:
     )
     joined = shards.outerjoin(stored, stored.c.shard == shards.c.id)
     traces = sa.func.coalesce(stored.c.traces, 0)
-    return sa.select(shards.c.name).select_from(joined).where(shards.c.rows != traces)
+    # The trace ids of a shard past its deadline go first, and it after them.
+    differs = sa.and_(shards.c.bucket_s > now_s, shards.c.rows != traces)
+    return sa.select(shards.c.name).select_from(joined).where(differs)
 
 
 def _misplaced(_: int) -> sa.Select[tuple[object]]:

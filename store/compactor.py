@@ -10,7 +10,7 @@ still holds, which the next run reads again.
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -25,6 +25,7 @@ from draftkeep.store.admission import (
     Candidate,
     Refusal,
     Refused,
+    judge_again,
     parse,
 )
 from draftkeep.store.catalog import CHUNK, Catalog
@@ -130,9 +131,9 @@ class Compactor:
         records = []
         if offset.start < offset.following:
             records = self._log.read(offset.start, self._limit_records, self._limit_bytes)
-        gaps, following = note_gaps(offset, [record.offset for record in records])
+        gaps, following = note_gaps(offset, [record.offset for record in records], self._log)
         candidates, unreadable = parse(records)
-        if records or gaps:
+        if following != offset.stored:
             plan, files = self._store(candidates, unreadable, offset, gaps, following)
         else:
             plan, files = _Plan(stored=(), refused=(), duplicates=0), ()
@@ -154,6 +155,14 @@ class Compactor:
 
     def _alarm(self, offset: LogOffset, gaps: list[tuple[int, int]], plan: _Plan) -> None:
         """Say what is committed and needs a person: records that are lost, or that lie."""
+        if offset.stored is None and offset.first:
+            _log.warning(
+                "partition %d of %s is met for the first time and begins at offset %d; whether "
+                "something was lost before that cannot be known",
+                offset.identity.partition,
+                offset.topic_name,
+                offset.first,
+            )
         for first, following in gaps:
             _log.error(
                 "LOST: partition %d of %s no longer has the offsets %d to %d (%d), which were not "
@@ -211,6 +220,7 @@ class Compactor:
             try:
                 with self._catalog.begin(shared=True) as connection:
                     advance(connection, offset, following, now_s, gaps)
+                    plan = replace(plan, refused=judge_again(connection, plan.refused))
                     self._record(connection, plan, files, offset, now_s)
             except sa.exc.IntegrityError:
                 _discard(files)

@@ -31,8 +31,8 @@ class LogOffset:
 
     @property
     def expected(self) -> int:
-        """The offset that comes next if nothing was lost."""
-        return self.stored or 0
+        """The offset that comes next if nothing was lost; of a log not met, where it begins."""
+        return self.first if self.stored is None else self.stored
 
     @property
     def start(self) -> int:
@@ -70,7 +70,7 @@ def locate(catalog: Catalog, log: Log) -> LogOffset:
         raise LogReplacedError(
             f"topic {log.name} has id {topic_id}, expected {', '.join(sorted(others))}, under "
             "which it was read before: it was deleted and made again, and what was not compacted by "
-            f"then is lost. To read the one that is there from its start: {_remedy(log.name)}"
+            f"then is lost. To read the one that is there from its start: {_remedy(*others)}"
         )
     stored = known.get((topic_id, partition))
     if stored is not None and following < stored:
@@ -78,33 +78,42 @@ def locate(catalog: Catalog, log: Log) -> LogOffset:
             f"partition {partition} of {log.name} ends at offset {following}, below the stored "
             f"{stored}: it was restored from an older copy, or brokers lost records that they had "
             "acknowledged. To read it from its start, where traces that are stored already are "
-            f"recognised: {_remedy(log.name)}"
+            f"recognised: {_remedy(topic_id)}"
         )
     return LogOffset(
         identity=identity, stored=stored, first=first, following=following, topic_name=log.name
     )
 
 
-def _remedy(topic_name: str) -> str:
-    return f"draftkeep catalog forget-log {topic_name}"
+def _remedy(*topic_ids: str) -> str:
+    # By id: another log may have the same name, and a row of an earlier version has none.
+    commands = (f"draftkeep catalog forget-log {topic_id}" for topic_id in sorted(topic_ids))
+    return ", and ".join(commands)
 
 
-def note_gaps(offset: LogOffset, read: Sequence[int]) -> tuple[list[tuple[int, int]], int]:
+def note_gaps(
+    offset: LogOffset, read: Sequence[int], log: Log
+) -> tuple[list[tuple[int, int]], int]:
     """The offsets that were due and are gone, as [first, next), and the next offset to expect.
 
-    Raises StoreError when the log answers with an offset below the one asked for.
+    `read` are the offsets that `log` gave from `offset.start` on. What it passed over is gone
+    where it lies below the log's beginning, and held no record elsewhere. Raises StoreError when
+    the log answers with an offset below the one asked for.
     """
-    found, expected = [], offset.expected
-    if offset.start > expected:
-        found.append((expected, offset.start))
-        expected = offset.start
+    passed, expected, asked = [], offset.expected, offset.start
     for given in read:
-        if given < expected:
-            raise StoreError(f"the log gave offset {given} where {expected} or later was asked")
+        if given < asked:
+            raise StoreError(f"the log gave offset {given} where {asked} or later was asked")
         if given > expected:
-            found.append((expected, given))
-        expected = given + 1
-    return found, expected
+            passed.append((expected, given))
+        expected = asked = given + 1
+    if not read and offset.following > expected:
+        # Nothing is left of what there was, or it was no record, as the end of a transaction.
+        passed.append((expected, offset.following))
+        expected = offset.following
+    # Asked once more, since a log may lose its oldest records while they are read.
+    first = max(offset.first, log.bounds()[0]) if passed else offset.first
+    return [(begin, min(end, first)) for begin, end in passed if begin < first], expected
 
 
 def advance(

@@ -23,9 +23,26 @@ class PublishedPeriod:
 def publish_period(catalog: Catalog, record: PeriodRecord) -> None:
     """Make a signed period record known to the compactor; call it before the first seal under it.
 
-    Repeating it changes nothing; a record with an earlier deadline replaces the deadline. Raises
-    StoreError for any other difference, a later deadline included.
+    Repeating it changes nothing, and waits for no writer; a record with an earlier deadline
+    replaces the deadline. Raises StoreError for any other difference, a later deadline included.
     """
+    publish_periods(catalog, [record])
+
+
+def publish_periods(catalog: Catalog, records: Sequence[PeriodRecord]) -> None:
+    """Publish what the catalog does not hold yet, new periods and shorter deadlines alike.
+
+    A shorter ttl must reach readers that hold no key. Raises as `publish_period` does.
+    """
+    with catalog.read() as connection:
+        known = load_periods(connection, [record.period_id for record in records])
+    for record in records:
+        published = known.get(record.period_id)
+        if published is None or published.record != record:
+            _publish(catalog, record)
+
+
+def _publish(catalog: Catalog, record: PeriodRecord) -> None:
     with catalog.begin() as connection:
         row = connection.execute(
             sa.select(periods).where(periods.c.period_id == record.period_id)
@@ -49,19 +66,6 @@ def publish_period(catalog: Catalog, record: PeriodRecord) -> None:
             .where(periods.c.period_id == record.period_id)
             .values(destroy_at_s=record.destroy_at_s, signature=record.signature)
         )
-
-
-def publish_periods(catalog: Catalog, records: Sequence[PeriodRecord]) -> None:
-    """Publish what the catalog does not hold yet, new periods and shorter deadlines alike.
-
-    A shorter ttl must reach readers that hold no key. Raises as `publish_period` does.
-    """
-    with catalog.read() as connection:
-        known = load_periods(connection, [record.period_id for record in records])
-    for record in records:
-        published = known.get(record.period_id)
-        if published is None or published.record != record:
-            publish_period(catalog, record)
 
 
 def _require_shortening(row: sa.Row[tuple[object, ...]], record: PeriodRecord) -> None:

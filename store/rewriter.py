@@ -1,17 +1,19 @@
 """Rewriting shards: without erased rows, or several small ones as one.
 
 A shard is never changed: a file is written, and one transaction swaps the rows of the catalog.
-Inputs are unlinked after that. No copy of what was removed is kept.
+Inputs are unlinked after that. No copy of what was removed is kept. A shard that is damaged is
+said and left as it is, and the others go on.
 """
 
+import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from draftkeep.errors import ConflictError
+from draftkeep.errors import ConflictError, ShardError
 from draftkeep.store.catalog import CHUNK, Catalog
 from draftkeep.store.schema import periods, shards, trace_ids
 from draftkeep.store.shard import ShardFile
@@ -23,6 +25,7 @@ from draftkeep.store.shard_rows import (
     lock_shards,
     remove_shards,
     require_present,
+    require_whole,
 )
 from draftkeep.store.shard_writer import write_tables
 from draftkeep.store.storage import Storage
@@ -33,15 +36,22 @@ _Key = tuple[bytes, str]
 _MERGE_INPUTS = 16
 _MERGE_RATIO = 2
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriteReport:
-    """Shards read and written, rows left out, and bytes given back (negative: grown)."""
+    """Shards read and written, rows left out, and bytes given back (negative: grown).
+
+    `damaged` are shards left as they are, since they are not what was listed: an alarm, which was
+    logged.
+    """
 
     replaced: int = 0
     written: int = 0
     rows_removed: int = 0
     bytes_freed: int = 0
+    damaged: tuple[str, ...] = ()
 
     def __add__(self, other: "RewriteReport") -> "RewriteReport":
         return RewriteReport(
@@ -49,6 +59,7 @@ class RewriteReport:
             written=self.written + other.written,
             rows_removed=self.rows_removed + other.rows_removed,
             bytes_freed=self.bytes_freed + other.bytes_freed,
+            damaged=self.damaged + other.damaged,
         )
 
 
@@ -58,22 +69,33 @@ def random_serial() -> str:
 
 
 def rewrite_erased(
-    catalog: Catalog, storage: Storage, *, now_s: float, new_serial: Callable[[], str]
+    catalog: Catalog,
+    storage: Storage,
+    *,
+    now_s: float,
+    new_serial: Callable[[], str],
+    stopped: Callable[[], bool] = lambda: False,
 ) -> RewriteReport:
     """Rewrite every shard that holds an erased row or one past a shortened deadline.
 
-    Raises ConflictError when another process replaced a shard meanwhile; what was done stays done.
+    A shard past its own deadline is left to the sweeper, which copies nothing. `stopped` is asked
+    before each shard and ends the pass. Raises ConflictError when another process replaced a shard
+    meanwhile; what was done stays done.
     """
     with catalog.read() as connection:
         past = sa.select(trace_ids.c.shard).where(
             trace_ids.c.shard.is_not(None), trace_ids.c.period_id.in_(_past(now_s))
         )
         inputs = list_shards(
-            connection, sa.or_(shards.c.id.in_(erased_shards()), shards.c.id.in_(past))
+            connection,
+            shards.c.bucket_s > int(now_s),
+            sa.or_(shards.c.id.in_(erased_shards()), shards.c.id.in_(past)),
         )
     report = RewriteReport()
-    for shard in _present(storage, inputs):
-        report += _replace(catalog, storage, [shard], now_s=now_s, serial=new_serial())
+    for shard in inputs:
+        if stopped():
+            break
+        report += _replace_sound(catalog, storage, [shard], 1, now_s=now_s, new_serial=new_serial)
     return report
 
 
@@ -84,27 +106,26 @@ def merge(
     target_bytes: int,
     now_s: float,
     new_serial: Callable[[], str],
+    stopped: Callable[[], bool] = lambda: False,
 ) -> RewriteReport:
     """Join shards smaller than `target_bytes`, within one bucket and target only.
 
     A large one waits until there are small ones of half its size, so that a trace is copied a
     number of times that grows with the logarithm of what is stored, not with every batch.
 
-    Raises ConflictError like `rewrite_erased`.
+    `stopped` is asked before each run of shards, which is of about `target_bytes`. Raises
+    ConflictError like `rewrite_erased`.
     """
     with catalog.read() as connection:
         small = list_shards(
             connection, shards.c.bytes < target_bytes, shards.c.bucket_s > int(now_s)
         )
     report = RewriteReport()
-    for group in _groups(_present(storage, small), target_bytes):
-        report += _replace(catalog, storage, group, now_s=now_s, serial=new_serial())
+    for group in _groups(small, target_bytes):
+        if stopped():
+            break
+        report += _replace_sound(catalog, storage, group, 2, now_s=now_s, new_serial=new_serial)
     return report
-
-
-def _present(storage: Storage, inputs: Sequence[ShardRow]) -> list[ShardRow]:
-    """Those whose file is there: a lost one, which the sweeper reports, must not stop the rest."""
-    return [shard for shard in inputs if storage.exists(shard.name)]
 
 
 def _groups(small: Sequence[ShardRow], target_bytes: int) -> list[list[ShardRow]]:
@@ -129,17 +150,54 @@ def _groups(small: Sequence[ShardRow], target_bytes: int) -> list[list[ShardRow]
     return [group for group in groups if len(group) > 1]
 
 
+def _replace_sound(
+    catalog: Catalog,
+    storage: Storage,
+    inputs: Sequence[ShardRow],
+    at_least: int,
+    *,
+    now_s: float,
+    new_serial: Callable[[], str],
+) -> RewriteReport:
+    """Replace those of `inputs` that are what was listed, if they are enough."""
+    sound: list[ShardRow] = []
+    report = RewriteReport()
+    for shard in inputs:
+        try:
+            require_whole(storage, shard)
+        except FileNotFoundError:
+            # Replaced meanwhile, or lost: the sweeper says which.
+            continue
+        except ShardError as error:
+            report += _damaged(error, [shard])
+        else:
+            sound.append(shard)
+    if len(sound) < at_least:
+        return report
+    try:
+        return report + _replace(catalog, storage, sound, now_s=now_s, serial=new_serial())
+    except ShardError as error:
+        return report + _damaged(error, sound)
+
+
+def _damaged(error: ShardError, inputs: Iterable[ShardRow]) -> RewriteReport:
+    _log.error("not merged and not rewritten: %s", error)
+    return RewriteReport(damaged=tuple(shard.name for shard in inputs))
+
+
 def _replace(
     catalog: Catalog, storage: Storage, inputs: Sequence[ShardRow], *, now_s: float, serial: str
 ) -> RewriteReport:
     ids = [shard.id for shard in inputs]
     with catalog.read() as connection:
         dead = _dead_keys(connection, ids, now_s)
+        known = _count_traces(connection, ids)
     file = _copy(storage, inputs, dead, serial)
     try:
+        _require_rows(inputs, 0 if file is None else file.rows, known - len(dead))
         with catalog.begin(shared=True) as connection:
             _swap(connection, inputs, file, dead, now_s)
-    except ConflictError:
+    except (ConflictError, ShardError):
         if file is not None:
             file.remove()
         raise
@@ -192,8 +250,26 @@ def _swap(
     if file is not None:
         require_present(file)
         fresh = add_shard(connection, file, now_s)
-    connection.execute(sa.update(trace_ids).where(row.shard.in_(ids)).values(shard=fresh))
+    moved = connection.execute(
+        sa.update(trace_ids).where(row.shard.in_(ids)).values(shard=fresh)
+    ).rowcount
+    if moved != (0 if file is None else file.rows):
+        raise ConflictError("traces of a shard left the catalog meanwhile; start again")
     remove_shards(connection, ids)
+
+
+def _require_rows(inputs: Sequence[ShardRow], rows: int, expected: int) -> None:
+    """A file with more or fewer rows than the catalog has traces would hide what is wrong."""
+    if rows != expected:
+        raise ShardError(
+            f"{', '.join(shard.name for shard in inputs)}: {rows} living rows, and the catalog has "
+            f"{expected} traces of them; restore catalog and shards from one backup"
+        )
+
+
+def _count_traces(connection: Connection, ids: Sequence[int]) -> int:
+    query = sa.select(sa.func.count()).where(trace_ids.c.shard.in_(ids))
+    return connection.scalar(query) or 0
 
 
 def _dead_keys(connection: Connection, ids: Sequence[int], now_s: float) -> set[_Key]:

@@ -47,10 +47,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from draftkeep.errors import StoreError
+from draftkeep.errors import ShardError
 from draftkeep.ingest.header import FIELD_NAMES, Header
 from draftkeep.ingest.record import SealedTrace
 from draftkeep.store.storage import Storage
+from draftkeep.store.stored_file import is_of_storage
 
 SHARD_FORMAT = 1
 # A row group is what readers and merges hold of a shard at a time.
@@ -132,14 +133,17 @@ def read_shard(
     `tenants` None means all of them; row groups without one of `tenants` are not read.
     `keep` decides by the header. Memory is bounded by one row group and one encapsulation a
     share. Raises FileNotFoundError before the first record, and on an object store also later
-    where the file was removed meanwhile; StoreError when it is not a shard of a known format.
+    where the file was removed meanwhile; ShardError where its bytes are no shard of a known format,
+    StoreError where the storage cannot be used.
     """
     with open_shard(storage, name) as file:
         shares: dict[bytes, bytes] = {}
         for group in _row_groups(file, tenants):
-            table = file.read_row_group(group, use_threads=False)
-            note_encapsulations(table, shares)
-            for values in zip(*(column.to_pylist() for column in table.columns), strict=True):
+            with decoding(name):
+                table = file.read_row_group(group, use_threads=False)
+                note_encapsulations(table, shares)
+                columns = [column.to_pylist() for column in table.columns]
+            for values in zip(*columns, strict=True):
                 row = dict(zip(SCHEMA.names, values, strict=True))
                 header = Header(**{field: row[field] for field in FIELD_NAMES})
                 if tenants is not None and header.tenant not in tenants:
@@ -154,31 +158,40 @@ def read_shard(
 
 def read_keys(storage: Storage, name: str) -> frozenset[tuple[bytes, str]]:
     """Trace id and node of every row. Raises like `read_shard`."""
-    with open_shard(storage, name) as file:
+    with open_shard(storage, name) as file, decoding(name):
         table = file.read(columns=["trace_id", "node"], use_threads=False)
-    return frozenset(zip(*(column.to_pylist() for column in table.columns), strict=True))
+        return frozenset(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
 @contextmanager
 def open_shard(storage: Storage, name: str) -> Iterator[pq.ParquetFile]:
     """The open file, known to be a shard of this format. Raises like `read_shard`."""
     with storage.open(name) as source:
-        try:
+        with decoding(name):
             # One request for a row group, and not one for each of its columns.
             file = pq.ParquetFile(source, pre_buffer=True)
-        except pa.ArrowInvalid:
-            raise StoreError(
-                f"{name} is not a Parquet file or is cut short; restore it from a copy whose "
-                "SHA-256 is the catalog's, or delete its row"
-            ) from None
         with file:
             found = (file.schema_arrow.metadata or {}).get(b"draftkeep.shard")
             if found != str(SHARD_FORMAT).encode() or file.schema_arrow.names != SCHEMA.names:
-                raise StoreError(
+                raise ShardError(
                     f"{name} is of shard format {found!r}, expected {SHARD_FORMAT}; "
                     "install the version of draftkeep that wrote it"
                 )
             yield file
+
+
+@contextmanager
+def decoding(name: str) -> Iterator[None]:
+    """Errors of the shard's bytes as ShardError; those of the storage are left to it."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        if is_of_storage(error):
+            raise
+        raise ShardError(
+            f"{name} is damaged, cut short or no shard ({error!s:.100}); restore it from a copy whose SHA-256 "
+            "is the catalog's, or delete its row"
+        ) from None
 
 
 def note_encapsulations(table: pa.Table, shares: dict[bytes, bytes]) -> None:
@@ -192,10 +205,11 @@ def note_encapsulations(table: pa.Table, shares: dict[bytes, bytes]) -> None:
 def _note_all_encapsulations(
     file: pq.ParquetFile, name: str, wanted: bytes, shares: dict[bytes, bytes]
 ) -> None:
-    table = file.read(columns=["share_id", "encapsulation"], use_threads=False)
-    note_encapsulations(table, shares)
+    with decoding(name):
+        table = file.read(columns=["share_id", "encapsulation"], use_threads=False)
+        note_encapsulations(table, shares)
     if wanted not in shares:
-        raise StoreError(
+        raise ShardError(
             f"{name} has a row without its encapsulation; restore it from a copy whose SHA-256 is "
             "the catalog's, or delete its row"
         )

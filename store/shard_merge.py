@@ -8,8 +8,8 @@ from operator import itemgetter
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from draftkeep.errors import StoreError
-from draftkeep.store.shard import note_encapsulations, open_shard
+from draftkeep.errors import ShardError
+from draftkeep.store.shard import decoding, note_encapsulations, open_shard
 from draftkeep.store.shard_writer import SortKey, is_full
 from draftkeep.store.storage import Storage
 
@@ -30,7 +30,10 @@ def merge_tables(
     with ExitStack() as stack:
         gathered = _Gathered()
         files = [stack.enter_context(open_shard(storage, name)) for name in names]
-        streams = [_rows(file, gathered.shares, dead) for file in files]
+        streams = [
+            _rows(file, name, gathered.shares, dead)
+            for file, name in zip(files, names, strict=True)
+        ]
         for row in heapq.merge(*streams, key=itemgetter(0)):
             if gathered.is_full(row):
                 yield gathered.take()
@@ -58,7 +61,7 @@ class _Shares:
         if share_id in self._written:
             return None
         if share_id not in self._waiting:
-            raise StoreError(
+            raise ShardError(
                 "a shard has a row without its encapsulation; run draftkeep catalog check, and "
                 "restore the shard that it names"
             )
@@ -101,12 +104,13 @@ class _Gathered:
 
 
 def _rows(
-    file: pq.ParquetFile, shares: _Shares, dead: Collection[tuple[bytes, str]]
+    file: pq.ParquetFile, name: str, shares: _Shares, dead: Collection[tuple[bytes, str]]
 ) -> Iterator[_Picked]:
     for group in range(file.num_row_groups):
-        table = file.read_row_group(group, use_threads=False)
-        shares.note(table)
-        columns = [table.column(name).to_pylist() for name in (*_KEY, "share_id", "body_bytes")]
+        with decoding(name):
+            table = file.read_row_group(group, use_threads=False)
+            shares.note(table)
+            columns = [table.column(key).to_pylist() for key in (*_KEY, "share_id", "body_bytes")]
         for place, (tenant, domain, created_s, trace_id, node, share_id, size) in enumerate(
             zip(*columns, strict=True)
         ):

@@ -1,16 +1,19 @@
 """Shard rows: the catalog's side of a shard file. A file counts only once its row is committed."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from draftkeep.errors import ConflictError
+from draftkeep.errors import ConflictError, ShardError
 from draftkeep.store.schema import shards
 from draftkeep.store.shard import SHARD_FORMAT, ShardFile
+from draftkeep.store.storage import Storage
 
 _REPLACED = "a shard was replaced or swept by another process; start again"
+_CHUNK_BYTES = 4 * 1024**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +74,28 @@ def lock_shards(connection: Connection, ids: Sequence[int]) -> None:
     query = sa.select(shards.c.id).where(shards.c.id.in_(ids)).order_by(shards.c.id)
     if len(connection.scalars(query.with_for_update()).all()) != len(ids):
         raise ConflictError(_REPLACED)
+
+
+def file_digest(storage: Storage, name: str) -> bytes:
+    """The SHA-256 of a whole file. FileNotFoundError where it is not there."""
+    digest = hashlib.sha256()
+    with storage.open(name) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.digest()
+
+
+def require_whole(storage: Storage, shard: ShardRow) -> None:
+    """Raise ShardError unless the file is byte for byte what was listed.
+
+    Asked before a shard is copied: the copy has a digest of its own, and nobody could tell any
+    more that its source was damaged. FileNotFoundError where the file is not there.
+    """
+    if file_digest(storage, shard.name) != shard.sha256:
+        raise ShardError(
+            f"{shard.name} in {storage.place} is damaged: its SHA-256 is not {shard.sha256.hex()}; "
+            "restore it from a backup, or delete its row"
+        )
 
 
 def require_present(file: ShardFile) -> None:

@@ -3,7 +3,7 @@
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -11,7 +11,8 @@ import pyarrow as pa
 from pyarrow import fs
 
 from draftkeep import files
-from draftkeep.store.stored_file import TEMPORARY_PREFIX, StoredFile
+from draftkeep.errors import ShardError, StoreError
+from draftkeep.store.stored_file import TEMPORARY_PREFIX, StoredFile, is_of_storage
 
 
 class LocalStorage:
@@ -46,61 +47,94 @@ class LocalStorage:
     @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
         """A stream to a temporary file that becomes `name` on a clean exit."""
-        if not self._directory.is_dir():
-            self._directory.mkdir(parents=True, exist_ok=True)
-            files.sync(self._directory.parent)
         temporary = self._directory / (TEMPORARY_PREFIX + name)
-        try:
-            with temporary.open("wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.rename(self._directory / name)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        files.sync(self._directory)
+        with self._explained(name):
+            if not self._directory.is_dir():
+                self._directory.mkdir(parents=True, exist_ok=True)
+                files.sync(self._directory.parent)
+            try:
+                with temporary.open("wb") as file:
+                    yield file
+                    file.flush()
+                    os.fsync(file.fileno())
+                temporary.rename(self._directory / name)
+            except BaseException:
+                with suppress(OSError):
+                    temporary.unlink()
+                raise
+            files.sync(self._directory)
 
     @contextmanager
     def open(self, name: str) -> Iterator[pa.NativeFile]:
         """The open file; removing it does not disturb who reads it."""
-        with pa.OSFile(self.path(name)) as file:
+        # What one file suffers, the others need not.
+        with self._explained(name, ShardError), pa.OSFile(self.path(name)) as file:
             yield file
 
     def exists(self, name: str) -> bool:
         """Whether the file is there."""
-        return (self._directory / name).exists()
+        with self._explained(name):
+            return (self._directory / name).exists()
 
     def list(self) -> list[StoredFile]:
         """Every file of the directory; temporary ones begin with `TEMPORARY_PREFIX`."""
         found = []
-        for path in self._directory.glob("*"):
-            try:
-                facts = path.stat()
-            except FileNotFoundError:
-                continue
-            if stat.S_ISREG(facts.st_mode):
-                found.append(
-                    StoredFile(name=path.name, size_bytes=facts.st_size, modified_s=facts.st_mtime)
-                )
+        with self._explained("the list of files"):
+            for path in self._paths():
+                try:
+                    facts = path.stat()
+                except FileNotFoundError:
+                    continue
+                if stat.S_ISREG(facts.st_mode):
+                    found.append(
+                        StoredFile(
+                            name=path.name, size_bytes=facts.st_size, modified_s=facts.st_mtime
+                        )
+                    )
         return found
+
+    def _paths(self) -> list[Path]:
+        try:
+            return list(self._directory.iterdir())
+        except FileNotFoundError:
+            return []
 
     def remove(self, names: Iterable[str]) -> None:
         """Unlink, then fsync the directory once."""
         unlinked = False
         for name in names:
-            (self._directory / name).unlink(missing_ok=True)
+            with self._explained(name):
+                (self._directory / name).unlink(missing_ok=True)
             unlinked = True
         if unlinked and self._directory.is_dir():
-            files.sync(self._directory)
+            with self._explained("what was removed"):
+                files.sync(self._directory)
 
     def read_mark(self) -> str | None:
         """The mark's text."""
         try:
-            return self._mark.read_text(encoding="utf-8").strip()
+            with self._explained("the mark"):
+                return self._mark.read_text(encoding="utf-8").strip()
         except FileNotFoundError:
             return None
 
     def write_mark(self, text: str) -> None:
         """Replace the mark's file."""
-        files.write_file(self._mark, f"{text}\n".encode())
+        with self._explained("the mark"):
+            files.write_file(self._mark, f"{text}\n".encode())
+
+    @contextmanager
+    def _explained(self, name: str, kind: type[StoreError] = StoreError) -> Iterator[None]:
+        """Errors of the disk as `kind`; FileNotFoundError and all others are left as they are."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            if not is_of_storage(error):
+                raise
+            reason = os.strerror(error.errno or 0)
+            raise kind(
+                f"{self.place} did not do what was asked for {name} ({reason}); check that the disk "
+                "is sound and has room, and that this user may read and write there"
+            ) from None

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from draftkeep.errors import StoreError
-from draftkeep.store.stored_file import StoredFile
+from draftkeep.store.stored_file import AWS_ERROR, StoredFile
 
 _MARK = "draftkeep.catalog"
 _CONNECT_S = 10
@@ -131,7 +131,7 @@ class ObjectStorage:
         except FileNotFoundError:
             raise
         except OSError as error:
-            _, found, reason = str(error).partition("AWS Error ")
+            _, found, reason = str(error).partition(AWS_ERROR)
             if not found:
                 raise
             if reason.startswith(_GONE):

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 SUFFIX = ".parquet"
 TEMPORARY_PREFIX = ".tmp-"
+# How PyArrow's errors of an object store begin.
+AWS_ERROR = "AWS Error "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,3 +15,8 @@ class StoredFile:
     name: str
     size_bytes: int
     modified_s: float
+
+
+def is_of_storage(error: Exception) -> bool:
+    """Whether the storage failed while PyArrow read a file, and not what the file's bytes say."""
+    return isinstance(error, OSError) and (error.errno is not None or AWS_ERROR in str(error))

@@ -1,10 +1,13 @@
 """Sweeper: what is past its deadline goes, and files that nothing lists go.
 
 Expiry takes rows off the catalog first and unlinks afterwards; a crash in between leaves files
-that nothing lists, which the next sweep removes.
+that nothing lists, which the next sweep removes. Of the rows the trace ids go first, some at a
+time, and then their shards: a late record of such a trace is refused by the clock, and no reader
+asks for the shard any more. Both wait for no other writer but one that changes the same rows.
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -13,11 +16,18 @@ import sqlalchemy as sa
 from draftkeep.store.catalog import CHUNK, Catalog
 from draftkeep.store.ownership import claim
 from draftkeep.store.schema import dead_letters, shards, trace_ids
-from draftkeep.store.shard_rows import list_shards, remove_shards
+from draftkeep.store.shard_rows import ShardRow, list_shards, remove_shards
 from draftkeep.store.storage import Storage
 from draftkeep.store.stored_file import SUFFIX, StoredFile
 
 GRACE_S = 3600.0
+# Trace ids that go in one transaction, a fraction of a second.
+_BATCH_IDS = 10_000
+# Files that are removed under the writers' lock. Two rounds of an object store's answers: no other
+# writer waits for long, and the database does not take the session for dead and give its lock away.
+_BATCH_FILES = 16
+# SQLite's writers look for its lock now and then, and not in a queue.
+_PAUSE_S = 0.02
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +53,8 @@ class Sweeper:
     its modification time as the storage tells it. That only spares work in progress; safety does
     not rest on it: the check and the removal happen under the writers' lock, and a writer that
     comes to commit afterwards finds its file gone and starts again. Only files named like shards,
-    finished or temporary, are ever touched.
+    finished or temporary, are ever touched. `pause` is called between two transactions of a long
+    chore, for others that want to write.
     """
 
     def __init__(
@@ -53,11 +64,13 @@ class Sweeper:
         *,
         clock: Callable[[], float],
         grace_s: float = GRACE_S,
+        pause: Callable[[], None] = lambda: time.sleep(_PAUSE_S),
     ) -> None:
         self._catalog = catalog
         self._storage = storage
         self._clock = clock
         self._grace_s = grace_s
+        self._pause = pause
 
     def run_once(self) -> SweepReport:
         """One sweep over everything. Raises StoreError where the shards are another catalog's."""
@@ -80,25 +93,58 @@ class Sweeper:
         )
 
     def _expire(self, now_s: float) -> tuple[list[str], int, int, int]:
-        with self._catalog.begin() as connection:
-            expired = list_shards(connection, shards.c.bucket_s <= int(now_s))
-            ids = connection.execute(
-                sa.delete(trace_ids).where(trace_ids.c.bucket_s <= int(now_s))
-            ).rowcount
-            for shard in expired:
-                remove_shards(connection, [shard.id])
+        ids = sum(self._expire_ids(bucket_s) for bucket_s in self._past_buckets(now_s))
+        expired: list[ShardRow] = []
+        with self._catalog.begin(shared=True) as connection:
+            # Whoever replaces a shard, or stores a trace in it, needs its row.
+            query = sa.select(shards.c.id).where(shards.c.bucket_s <= int(now_s))
+            due = connection.scalars(query.order_by(shards.c.id).with_for_update()).all()
+            for start in range(0, len(due), CHUNK):
+                chunk = due[start : start + CHUNK]
+                expired += list_shards(connection, shards.c.id.in_(chunk))
+                # What a compactor whose clock is behind has stored since.
+                late = sa.delete(trace_ids).where(trace_ids.c.shard.in_(chunk))
+                ids += connection.execute(late).rowcount
+                remove_shards(connection, chunk)
             letters = connection.execute(
                 sa.delete(dead_letters).where(dead_letters.c.expiry_s <= int(now_s))
             ).rowcount
         freed = sum(shard.size_bytes for shard in expired)
         return [shard.name for shard in expired], freed, ids, letters
 
+    def _past_buckets(self, now_s: float) -> list[int]:
+        bucket, found = trace_ids.c.bucket_s, []
+        query = sa.select(sa.func.min(bucket)).where(bucket <= int(now_s))
+        with self._catalog.read() as connection:
+            least = connection.scalar(query)
+            while least is not None:
+                found.append(int(least))
+                least = connection.scalar(query.where(bucket > least))
+        return found
+
+    def _expire_ids(self, bucket_s: int) -> int:
+        """Delete the trace ids of a bucket, in their order and some at a time."""
+        row, removed, after = trace_ids.c, 0, b""
+        while True:
+            due = sa.and_(row.bucket_s == bucket_s, row.trace_id > after)
+            last = sa.select(row.trace_id).where(due).order_by(row.trace_id)
+            with self._catalog.begin(shared=True) as connection:
+                until = connection.scalar(last.offset(_BATCH_IDS - 1).limit(1))
+                chosen = due if until is None else sa.and_(due, row.trace_id <= until)
+                removed += connection.execute(sa.delete(trace_ids).where(chosen)).rowcount
+            if until is None:
+                return removed
+            after = until
+            self._pause()
+
     def _remove_orphans(self, files: Iterable[StoredFile], now_s: float) -> int:
         before_s = now_s - self._grace_s
         suspects = find_orphans(self._catalog, self._storage, files, before_s=before_s)
         removed = 0
-        for start in range(0, len(suspects), CHUNK):
-            names = suspects[start : start + CHUNK]
+        for start in range(0, len(suspects), _BATCH_FILES):
+            names = suspects[start : start + _BATCH_FILES]
+            if start:
+                self._pause()
             with self._catalog.begin() as connection:
                 query = sa.select(shards.c.name).where(shards.c.name.in_(names))
                 orphans = set(names) - set(connection.scalars(query))

@@ -176,7 +176,12 @@ def _log(config: Config) -> Finding:
             check="log",
             status="warn",
             detail=detail,
-            remedy="run draftkeep compact; at the cap, traces are dropped",
+            remedy=(
+                "see whether the brokers take what the node, or draftkeep forward, sends; "
+                if config.kafka.servers
+                else "run draftkeep compact; "
+            )
+            + "at the cap, traces are dropped",
         )
     return Finding(check="log", status="ok", detail=detail)
 

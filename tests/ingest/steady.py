@@ -21,6 +21,7 @@ from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.ingest.trace import Provenance, Trace
 
 WAIT_S = 60.0
+RATE_PER_S = 200.0
 DRAIN_S = 240.0
 _POLL_S = 0.02
 
@@ -54,7 +55,7 @@ class Steady:
         trace: Trace,
         provenance: Callable[[], Provenance],
         deadline_s: float,
-        rate_per_s: float = 200.0,
+        rate_per_s: float = RATE_PER_S,
     ) -> None:
         self.log = log
         self.offers_s = array("d")

@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from datetime import UTC
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def golden_header() -> Header:
 
 HEADER = golden_header()
 UINT = st.integers(0, 2**63 - 1)
-NAME = st.text(min_size=1, max_size=80)
+NAME = st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1, max_size=255)
 HEADERS = st.builds(
     replace,
     st.just(HEADER),
@@ -41,7 +42,7 @@ HEADERS = st.builds(
     origin=st.sampled_from((0, 1, 2)),
     policy_version=UINT,
     parent_trace_id=st.none() | st.binary(min_size=16, max_size=16),
-    domain=st.none() | st.text(max_size=40),
+    domain=st.none() | NAME,
     prompt_tokens=UINT,
     positions=UINT,
     body_bytes=UINT,
@@ -80,6 +81,49 @@ def test_noise_is_refused_with_the_one_error(data: bytes) -> None:
         decode_header(data)
 
 
+CBOR = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(0, 2**16).map(lambda bits: 1 << bits)
+    | st.floats()
+    | st.decimals()
+    | st.fractions()
+    | st.datetimes(timezones=st.just(UTC))
+    | st.uuids()
+    | st.ip_addresses()
+    | st.binary()
+    | st.text(st.characters(codec="utf-8")),
+    lambda inner: (
+        st.lists(inner)
+        | st.dictionaries(st.integers() | st.text(st.characters(codec="utf-8")), inner)
+        | st.builds(cbor2.CBORTag, st.integers(0, 2**64 - 1) | st.integers(0, 300), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@given(
+    whole=CBOR,
+    head=st.sampled_from([[], [1]]),
+    changes=st.dictionaries(st.integers(0, len(FIELD_NAMES) - 1), CBOR, max_size=2),
+)
+def test_any_other_value_is_refused_with_the_one_error(
+    whole: Any, head: list[int], changes: dict[int, Any]
+) -> None:
+    values = [getattr(HEADER, name) for name in FIELD_NAMES]
+    for at, value in changes.items():
+        values[at] = value
+    for other in (whole, [*head, whole], values):
+        encoding = cbor2.dumps(other)
+        try:
+            read = decode_header(encoding)
+        except EnvelopeError as error:
+            assert len(str(error)) < 200
+            continue
+        assert read.encode() == encoding
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -87,6 +131,11 @@ def test_noise_is_refused_with_the_one_error(data: bytes) -> None:
         ("trace_id", "0123456789abcdef"),
         ("target", bytes(16)),
         ("tenant", ""),
+        ("tenant", "a\0"),
+        ("tenant", "a" * 256),
+        ("node", "\0"),
+        ("domain", "\0"),
+        ("domain", "a" * 256),
         ("tenant", b"acme"),
         ("subject_kind", 2),
         ("subject_kind", True),
@@ -117,7 +166,10 @@ def test_other_encodings_shapes_and_versions_are_refused() -> None:
         ],
         "fields, expected": [longer, cbor2.dumps(values[:-1], canonical=True)],
         "version 2": [replace(HEADER, version=2).encode()],
-        "no version": [cbor2.dumps([b"secret"]), cbor2.dumps([True, 1]), cbor2.dumps([1.0])],
+        "no version": [
+            cbor2.dumps(versions)
+            for versions in ([b"secret"], [True, 1], [1.0], [10**5000], [-(10**5000)])
+        ],
         "array": [cbor2.dumps({}), cbor2.dumps([]), cbor2.dumps("text")],
         "not CBOR": [HEADER.encode()[:-1], b"", b"\x81" * 5000, b"\x9a\xff\xff\xff\xff"],
     }

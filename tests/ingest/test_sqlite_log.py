@@ -37,6 +37,27 @@ class TestFiles:
         log.close()
         assert len(list(directory.iterdir())) == 2  # the newest file and the lock
 
+    def test_what_nobody_read_in_time_goes_and_nothing_behind_a_younger_record(
+        self, directory: Path, clock: Clock, open_log: Callable[..., SqliteLog]
+    ) -> None:
+        log = open_log()
+        assert log.expire(10**9) == 0
+        for clock.now_s in (1001.0, 1009.0, 1012.0, 1018.0, 1011.0, 1035.0):
+            log.append([b"a", b"b"])
+        assert log.expire(1001.0) == 0
+        assert log.expire(1009.0) == 2
+        assert log.bounds() == (2, 12)
+        assert log.expire(1013.0) == 4
+        assert log.bounds() == (6, 12)
+        assert starts(directory) == [1010, 1030]
+        assert log.expire(1019.0) == 4
+        assert log.bounds() == (10, 12)
+        assert log.expire(10**9) == 2
+        assert log.bounds() == (12, 12)
+        assert starts(directory) == [1030]
+        assert log.append([b"c"]) == 12
+        log.close()
+
     def test_a_clock_set_back_never_leads_to_an_older_file(
         self, directory: Path, clock: Clock, open_log: Callable[..., SqliteLog]
     ) -> None:

@@ -40,6 +40,7 @@ class House:
     def __init__(self, directory: Path, clock: Clock) -> None:
         self.clock = clock
         self.looks: list[float] = []
+        self.unread = 3
         retention = RetentionConfig(period_s=100, ttl_s=TTL_S)
         self.keyring = Keyring.open(directory / "keys", retention=retention, clock=clock)
         self.catalog = Catalog.open(directory / "catalog.db")
@@ -47,6 +48,7 @@ class House:
         capture = Capture(
             None, context_tokens=8, chat_template_hash=bytes(32), on_problem=lambda *_: None
         )
+        self.capture = capture
         assert capture.admit(PROVENANCE) is None
         capture.decline("never")
         self.housekeeper = Housekeeper(
@@ -55,9 +57,14 @@ class House:
             self.keyring,
             self.catalog,
             look=lambda: self.looks.append(clock()),
+            expire_log=self.expire_log,
             clock=clock,
             every_s=0.01,
         )
+
+    def expire_log(self) -> None:
+        expired, self.unread = self.unread, 0
+        self.capture.expired(expired)
 
     @property
     def holds_key(self) -> bool:
@@ -92,7 +99,7 @@ def test_a_round_destroys_what_is_past_its_deadline_and_reports_drops(house: Hou
     house.clock.now_s += TTL_S
     house.housekeeper.keep()
     assert not house.holds_key
-    assert house.reported() == {"unavailable": 1}
+    assert house.reported() == {"unavailable": 1, "log_expired": 3}
 
 
 def test_a_round_publishes_deadlines_and_looks_at_the_engine(house: House) -> None:
@@ -114,7 +121,7 @@ def test_a_chore_that_fails_is_said_keeps_no_other_and_is_tried_again(
         broken.setattr(house.keyring, "destroy_expired", failing)
         house.housekeeper.keep()
     assert house.holds_key
-    assert house.reported() == {"unavailable": 1}
+    assert house.reported() == {"unavailable": 1, "log_expired": 3}
     assert caplog.messages == [
         "destroying expired keys failed and is tried again: the keyring is locked; try again"
     ]

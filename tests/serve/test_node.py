@@ -11,13 +11,14 @@ import pytest
 
 from draftkeep.config import Config
 from draftkeep.errors import ModelError, StoreError
+from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.policies.keyring import Keyring
 from draftkeep.serve import node as node_module
 from draftkeep.serve.node import Node
 from draftkeep.store.models import TargetModel
 from draftkeep.store.nodes import node_public
 from draftkeep.store.periods import load_periods
-from tests.serve.station import slow_log
+from tests.serve.station import slow_log, wait_for
 
 # A request that is under way until it is told to end.
 LONG = {"model": "tiny", "prompt": "x", "max_tokens": 100, "ignore_eos": True}
@@ -211,3 +212,22 @@ def test_a_shorter_ttl_reaches_the_catalog_for_periods_of_the_past(
     assert published.record.destroy_at_s < header.expiry_s
     assert published.record.destroy_at_s <= header.expiry_s - 6 * 86400
     assert published.issued_expiry_s == header.expiry_s
+
+
+def test_what_nobody_read_before_its_deadline_leaves_the_log_and_counts_as_lost(
+    stations: Callable[..., Any],
+) -> None:
+    station = stations(retention={"period_s": 1, "ttl_s": 4})
+    for _ in range(2):
+        station.chat(max_tokens=2)
+    wait_for(lambda: station.node.capture.acknowledged == 2)
+    log = SqliteLog.open_reader(station.config.log_path)
+
+    def emptied() -> bool:
+        station.node.housekeeper.keep()
+        first, following = log.bounds()
+        return bool(first == following)
+
+    wait_for(emptied)
+    assert log.bounds() == (2, 2)
+    assert station.node.capture.drops() == {"log_expired": 2}

@@ -4,13 +4,15 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 
+import cbor2
 import pytest
 import sqlalchemy as sa
 
 from draftkeep.ingest.envelope import Sealer, signed_message
-from draftkeep.ingest.record import encode_record
+from draftkeep.ingest.header import Header
+from draftkeep.ingest.record import SealedTrace, encode_record, read_record
 from draftkeep.policies.signing import SigningKey
-from draftkeep.store import schema
+from draftkeep.store import admission, schema
 from draftkeep.store.admission import Refusal
 from draftkeep.store.nodes import enrol_node, revoke_node
 from draftkeep.store.periods import publish_period
@@ -111,6 +113,12 @@ def _later_header(world: World) -> bytes:
     return encode_record(replace(sealed, header=bytes(header)))
 
 
+def _endless_version(world: World) -> bytes:
+    """A number with more digits than Python turns into text."""
+    header = cbor2.dumps([10**5000], canonical=True)
+    return encode_record(replace(world.seal(), header=header))
+
+
 def _flip_ciphertext(world: World) -> bytes:
     sealed = world.seal()
     return encode_record(replace(sealed, ciphertext=sealed.ciphertext[::-1]))
@@ -134,6 +142,11 @@ REFUSED: dict[str, tuple[Callable[[World], bytes], Refusal]] = {
     "empty record": (lambda world: b"", Refusal.UNREADABLE),
     "unknown record version": (_unknown_version, Refusal.UNREADABLE),
     "unknown header version": (_later_header, Refusal.UNREADABLE),
+    "endless header version": (_endless_version, Refusal.UNREADABLE),
+    "NUL in the tenant": (_resigned(tenant="ac\0me"), Refusal.UNREADABLE),
+    "NUL in the node": (_resigned(node="\0"), Refusal.UNREADABLE),
+    "NUL in the domain": (_resigned(domain="code\0"), Refusal.UNREADABLE),
+    "endless tenant": (_resigned(tenant="a" * 256), Refusal.UNREADABLE),
     "unknown node": (_resigned(node="n9"), Refusal.UNKNOWN_NODE),
     "tenant the node may not write for": (_resigned(tenant="cedar"), Refusal.TENANT_NOT_ALLOWED),
     "changed ciphertext": (_flip_ciphertext, Refusal.BAD_SIGNATURE),
@@ -165,6 +178,28 @@ def test_a_bad_record_is_quarantined_and_the_line_goes_on(world: World, case: st
     assert letter[:3] == (bad, hashlib.sha256(bad).digest(), 1)
     assert world.clock() < letter.expiry_s <= world.clock() + 7 * 86400 + 1
     assert letters(world) == [(str(reason), 1)]
+
+
+def test_a_fault_of_the_decoder_stops_nobody(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.append(world.seal(), *[world.seal(b"a much longer body") for _ in range(2)])
+
+    def faulty(data: bytes) -> tuple[SealedTrace, Header]:
+        sealed, header = read_record(data)
+        if header.body_bytes > 10:
+            raise KeyError("content")
+        return sealed, header
+
+    monkeypatch.setattr(admission, "read_record", faulty)
+    report = world.compactor().run_once()
+    assert (report.stored, report.dead, report.next_offset) == (1, {"unreadable": 2}, 3)
+    (said,) = caplog.records
+    assert "KeyError" in said.getMessage()
+    with world.catalog.read() as connection:
+        details = set(connection.scalars(sa.select(schema.dead_letters.c.detail)))
+    assert details == {"the decoder failed (KeyError)"}
+    assert "content" not in caplog.text
 
 
 def test_without_a_known_period_length_created_is_bounded_by_the_ttl(world: World) -> None:

@@ -23,9 +23,11 @@ def test_batches_follow_each_other_until_the_log_is_empty(world: World) -> None:
 
 def test_records_the_log_lost_are_a_gap_and_not_the_end(world: World) -> None:
     world.append(*[world.seal() for _ in range(3)])
+    compactor = world.compactor(limit_records=1, free=False)
+    compactor.run_once()
     world.log.free(2)
     report = world.compactor().run_once()
-    assert (report.stored, report.gaps) == (1, ((0, 2),))
+    assert (report.stored, report.gaps) == (1, ((1, 2),))
     world.append(world.seal(), world.seal())
     world.log.free(5)
     report = world.compactor().run_once()
@@ -33,7 +35,27 @@ def test_records_the_log_lost_are_a_gap_and_not_the_end(world: World) -> None:
     assert world.compactor().run_once().gaps == ()
     with world.catalog.read() as connection:
         found = connection.execute(sa.select(schema.gaps.c.first, schema.gaps.c.next)).all()
-    assert found == [(0, 2), (3, 5)]
+    assert found == [(1, 2), (3, 5)]
+
+
+def test_what_a_log_lost_before_it_was_met_is_no_gap(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.append(*[world.seal() for _ in range(3)])
+    world.log.free(2)
+    report = world.compactor().run_once()
+    assert (report.stored, report.gaps) == (1, ())
+    (said,) = caplog.records
+    assert said.levelname == "WARNING"
+    assert "is met for the first time and begins at offset 2" in said.getMessage()
+
+
+def test_an_empty_log_is_met_too(world: World) -> None:
+    """What it loses before the next look is known to be lost."""
+    assert world.compactor().run_once().next_offset == 0
+    world.append(world.seal(), world.seal())
+    world.log.free(1)
+    assert world.compactor().run_once().gaps == ((0, 1),)
 
 
 class OtherLog:
@@ -71,11 +93,12 @@ def test_a_topic_made_again_stops_the_compactor(world: World) -> None:
     log.topic = "made-again"
     for partition in (0, 1):
         log.partition = partition
-        with pytest.raises(LogReplacedError, match="draftkeep catalog forget-log log"):
+        old = world.log.identity().topic_id
+        with pytest.raises(LogReplacedError, match=f"draftkeep catalog forget-log {old}$"):
             world.compactor(log=log).run_once()
     (stored,) = stored_offsets(world.catalog, "log")
     assert (stored.partition, stored.next) == (0, 1)
-    assert forget_log(world.catalog, "log") == 1
+    assert forget_log(world.catalog, old) == 1
     world.append(world.seal())
     assert world.compactor(log=log).run_once().stored == 1
 
@@ -99,8 +122,11 @@ def test_a_log_that_was_read_before_it_had_a_name_is_known_by_its_id(world: Worl
         connection.execute(sa.update(schema.offsets).values(name=""))
     topic_id = log.identity().topic_id
     log.topic = "made-again"
-    with pytest.raises(LogReplacedError, match=f"expected {topic_id}"):
+    with pytest.raises(LogReplacedError, match=f"expected {topic_id}") as caught:
         world.compactor(log=log).run_once()
+    # What the message says finds a row without a name.
+    remedy = str(caught.value).rpartition(" ")[2]
+    assert [found.next for found in stored_offsets(world.catalog, remedy)] == [1]
     log.topic = None
     world.append(world.seal())
     assert world.compactor(log=log).run_once().stored == 1
@@ -117,12 +143,30 @@ def test_a_log_that_ends_below_the_stored_offset_stops_the_compactor(world: Worl
         world.compactor(log=log).run_once()
 
 
-def test_a_hole_inside_a_batch_is_a_gap(world: World) -> None:
+@pytest.mark.parametrize("skip", [{0}, {1, 2}, {4}, {0, 1, 2, 3, 4}])
+def test_what_a_log_holds_no_record_at_is_passed_and_not_lost(
+    world: World, skip: set[int]
+) -> None:
     world.append(*[world.seal() for _ in range(5)])
     log = OtherLog(world.log)
-    log.skip = {1, 2}
-    report = world.compactor(log=log).run_once()
-    assert (report.read, report.stored, report.gaps) == (3, 3, ((1, 3),))
+    log.skip = skip
+    compactor = world.compactor(log=log, free=False)
+    reports = [compactor.run_once(), compactor.run_once()]
+    assert sum(report.stored for report in reports) == 5 - len(skip)
+    assert [report.gaps for report in reports] == [(), ()]
+    assert (reports[1].next_offset, reports[1].lag) == (5, 0)
+
+
+def test_what_a_log_loses_while_it_is_read_is_a_gap(world: World) -> None:
+    world.append(*[world.seal() for _ in range(5)])
+
+    class LosingLog(OtherLog):
+        def read(self, start: int, limit_records: int, limit_bytes: int) -> list[LogRecord]:
+            world.log.free(3)
+            return super().read(start, limit_records, limit_bytes)
+
+    report = world.compactor(log=LosingLog(world.log)).run_once()
+    assert (report.stored, report.gaps) == (2, ((0, 3),))
 
 
 @pytest.mark.parametrize("met_before", [False, True])

@@ -2,6 +2,7 @@
 
 import tempfile
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -222,6 +223,32 @@ def test_a_silent_writer_is_cut_off(
         assert list(connection.scalars(DROPS)) == ["waited"]
     catalog.close()
     other.close()
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_value_that_a_column_cannot_hold_is_an_error_without_the_value(
+    postgres_catalog_url: str, many: bool
+) -> None:
+    catalog = Catalog.connect(postgres_catalog_url)
+    node = {"name": "sec\0ret", "public_key": b"", "enrolled_s": 0.0, "revoked_s": None}
+    with (
+        pytest.raises(StoreError, match="cannot hold a value") as caught,
+        catalog.begin() as connection,
+    ):
+        if many:
+            database.insert_many(connection, schema.nodes, [node])
+        else:
+            connection.execute(sa.insert(schema.nodes).values(node))
+    assert "sec" not in "".join(traceback.format_exception(caught.value))
+    catalog.close()
+
+
+def test_an_error_of_the_database_shows_no_parameters(catalog: Catalog) -> None:
+    row = {"name": "secret", "public_key": b"", "enrolled_s": 0.0}
+    with pytest.raises(sa.exc.IntegrityError) as caught, catalog.begin() as connection:
+        connection.execute(sa.insert(schema.nodes).values(row))
+        connection.execute(sa.insert(schema.nodes).values(row))
+    assert "parameters: " not in str(caught.value)
 
 
 def test_many_rows_are_inserted_or_none(catalog: Catalog) -> None:

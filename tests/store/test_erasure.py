@@ -13,7 +13,7 @@ from draftkeep.store import schema
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.erasure import ErasureResult, erase_subject
 from draftkeep.store.jobs import JobInput, end_job, is_contaminated, start_job
-from tests.store.conftest import PERIOD_S, World, ids
+from tests.store.conftest import PERIOD_S, HookedCatalog, World, ids
 
 
 def erase(world: World, subject: str = "ann", *, catalog: Catalog | None = None) -> ErasureResult:
@@ -157,6 +157,29 @@ def test_dead_letters_of_the_subject_go(world: World) -> None:
     erase(world)
     with world.catalog.read() as connection:
         assert len(connection.execute(sa.select(schema.dead_letters)).all()) == 1
+
+
+@pytest.mark.parametrize("when", ["before the batch", "before its commit"])
+def test_what_is_erased_is_no_dead_letter_whatever_else_is_wrong_with_it(
+    world: World, when: str
+) -> None:
+    ann, bob = (world.seal(subject=subject) for subject in ("ann", "bob"))
+    with world.catalog.begin() as connection:
+        connection.execute(sa.delete(schema.node_tenants))
+    world.append(bob, ann)
+    catalog = HookedCatalog(world.catalog.engine)
+    if when == "before the batch":
+        erase(world)
+    else:
+        catalog.hook = lambda: erase(world)
+    report = world.compactor(catalog=catalog).run_once()
+    assert (report.dead, report.counted) == ({"tenant_not_allowed": 1}, {"erased": 1})
+    with world.catalog.read() as connection:
+        assert list(connection.scalars(sa.select(schema.dead_letters.c.alias))) == [
+            bob.parsed.alias
+        ]
+        # So that the broker is asked to delete it as well.
+        assert list(connection.scalars(sa.select(schema.offsets.c.erased_to))) == [2]
 
 
 def test_what_learned_from_the_subject_leaves_service(world: World) -> None:
