@@ -179,8 +179,8 @@ def _watch(outage_s: float, resident: int) -> int:
 
 
 def _until_acknowledged(steady: Steady) -> float:
-    begun_s, records = time.monotonic(), steady.forwarder.stats().records
-    wait_for(lambda: steady.forwarder.stats().records > records)
+    begun_s, records = time.monotonic(), steady.forwarder.stats().sent_records
+    wait_for(lambda: steady.forwarder.stats().sent_records > records)
     return time.monotonic() - begun_s
 
 
