@@ -80,7 +80,7 @@ class LocalStorage:
         """Every file of the directory; temporary ones begin with `TEMPORARY_PREFIX`."""
         found = []
         with self._explained("the list of files"):
-            for path in self._paths():
+            for path in _entries(self._directory):
                 try:
                     facts = path.stat()
                 except FileNotFoundError:
@@ -92,12 +92,6 @@ class LocalStorage:
                         )
                     )
         return found
-
-    def _paths(self) -> Iterable[Path]:
-        try:
-            return list(self._directory.iterdir())
-        except FileNotFoundError:
-            return []
 
     def remove(self, names: Iterable[str]) -> None:
         """Unlink, then fsync the directory once."""
@@ -138,3 +132,10 @@ class LocalStorage:
                 f"{self.place} did not do what was asked for {name} ({reason}); check that the disk "
                 "is sound and has room, and that this user may read and write there"
             ) from None
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return list(directory.iterdir())
+    except FileNotFoundError:
+        return []

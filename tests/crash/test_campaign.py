@@ -38,6 +38,7 @@ def conduct(
     return conduct
 
 
+@pytest.mark.timeout(600)
 def test_every_acknowledged_trace_is_stored_exactly_once(conduct: Conduct) -> None:
     outcome = conduct(Plan(kills=60, seed=2026))
     tally, count = outcome.tally, outcome.count

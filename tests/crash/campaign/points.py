@@ -46,8 +46,8 @@ POINTS = {
         f"{_STORE}.compactor:insert_many",
         f"{_STORE}.compactor:Compactor._store",
         f"{_STORE}.rewriter:_replace",
-        f"{_STORE}.log_deletions:record_steps",
-        f"{_STORE}.log_deletions:delete_below",
+        f"{_STORE}.log_deletion_round:record_steps",
+        f"{_STORE}.log_deletion_round:delete_below",
     ),
     "chores": (
         f"{_STORE}.rewriter:_copy",

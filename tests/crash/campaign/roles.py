@@ -30,7 +30,7 @@ _TOKENIZER = b"k" * 32
 _MERGE_BYTES = 4 * 1024**2
 _SWEEP_GRACE_S = 0.5
 _SESSION_S = 1.5
-_EVERY_S = 0.1
+_EVERY_S = 0.25
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
