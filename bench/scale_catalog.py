@@ -19,6 +19,7 @@ from bench.scale_points import Took, checkpoints, middle, timed
 from bench.scale_probes import Probes
 from bench.scale_run import PER_1000, Run
 from bench.scale_traffic import TARGET, TRACE_BYTES, Batch, Traffic
+from draftkeep.ingest.log import PartitionId
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.database import insert_many
 from draftkeep.store.nodes import enrol_node
@@ -30,7 +31,7 @@ from draftkeep.store.shard_rows import add_shard, list_shards, lock_shards, remo
 from draftkeep.store.storage_local import LocalStorage
 from draftkeep.store.stored_file import SUFFIX
 
-_LOG = ("bench", "headers", 0)
+_LOG = PartitionId(cluster="bench", topic_id="headers", partition=0)
 _MERGED = 4
 _Written = tuple[int, ShardFile, Batch]
 
@@ -91,7 +92,7 @@ class Filling:
     def _read_stored(self) -> int | None:
         with self._catalog.read() as connection:
             found: int | None = connection.scalar(
-                sa.select(offsets.c.next).where(offsets.c.cluster == _LOG[0])
+                sa.select(offsets.c.next).where(offsets.c.cluster == _LOG.cluster)
             )
         return found
 

@@ -29,12 +29,14 @@ class Round:
     failed: dict[int, StoreError] = field(default_factory=dict)
     lag: dict[int, int] = field(default_factory=dict)
 
-    def require_success(self) -> None:
-        """Raise StoreError with the first failure, if there is one."""
-        for partition, error in sorted(self.failed.items()):
-            raise StoreError(
+    def failures(self) -> list[StoreError]:
+        """What failed, in one error with the first reason; empty where nothing did."""
+        return [
+            StoreError(
                 f"{len(self.failed)} partitions cannot be compacted; partition {partition}: {error}"
-            ) from error
+            )
+            for partition, error in sorted(self.failed.items())[:1]
+        ]
 
 
 class CompactorGroup:

@@ -69,8 +69,8 @@ def locate(catalog: Catalog, log: Log) -> LogOffset:
     if others:
         raise LogReplacedError(
             f"topic {log.name} has id {topic_id}, expected {', '.join(sorted(others))}, under "
-            "which it was read before: it was deleted and made again, and what was not compacted by "
-            f"then is lost. To read the one that is there from its start: {_remedy(*others)}"
+            "which it was read before: it was deleted and made again, and what was not compacted "
+            f"by then is lost. To read the one that is there from its start: {_remedy(*others)}"
         )
     stored = known.get((topic_id, partition))
     if stored is not None and following < stored:

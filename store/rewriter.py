@@ -7,7 +7,7 @@ said and left as it is, and the others go on.
 
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -17,7 +17,7 @@ from draftkeep.errors import ConflictError, ShardError
 from draftkeep.store.catalog import CHUNK, Catalog
 from draftkeep.store.schema import periods, shards, trace_ids
 from draftkeep.store.shard import ShardFile
-from draftkeep.store.shard_merge import merge_tables
+from draftkeep.store.shard_merge import merge_groups, merge_tables
 from draftkeep.store.shard_rows import (
     ShardRow,
     add_shard,
@@ -32,9 +32,6 @@ from draftkeep.store.storage import Storage
 from draftkeep.store.tombstones import erased_shards, erased_traces
 
 _Key = tuple[bytes, str]
-# A merge holds a few row groups of every input; what is left over is for the next one.
-_MERGE_INPUTS = 16
-_MERGE_RATIO = 2
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +48,7 @@ class RewriteReport:
     written: int = 0
     rows_removed: int = 0
     bytes_freed: int = 0
-    damaged: tuple[str, ...] = ()
+    damaged: int = 0
 
     def __add__(self, other: "RewriteReport") -> "RewriteReport":
         return RewriteReport(
@@ -121,33 +118,11 @@ def merge(
             connection, shards.c.bytes < target_bytes, shards.c.bucket_s > int(now_s)
         )
     report = RewriteReport()
-    for group in _groups(small, target_bytes):
+    for group in merge_groups(small, target_bytes):
         if stopped():
             break
         report += _replace_sound(catalog, storage, group, 2, now_s=now_s, new_serial=new_serial)
     return report
-
-
-def _groups(small: Sequence[ShardRow], target_bytes: int) -> list[list[ShardRow]]:
-    """Runs of at least two shards, each run of about `target_bytes` at most, small ones first."""
-    families: dict[tuple[int, bytes], list[ShardRow]] = {}
-    for shard in small:
-        families.setdefault((shard.bucket_s, shard.target), []).append(shard)
-    groups = []
-    for family in families.values():
-        group: list[ShardRow] = []
-        for shard in sorted(family, key=lambda item: (item.size_bytes, item.id)):
-            joined_bytes = sum(item.size_bytes for item in group)
-            if group and (
-                len(group) == _MERGE_INPUTS
-                or joined_bytes + shard.size_bytes > target_bytes
-                or shard.size_bytes > _MERGE_RATIO * joined_bytes
-            ):
-                groups.append(group)
-                group = []
-            group.append(shard)
-        groups.append(group)
-    return [group for group in groups if len(group) > 1]
 
 
 def _replace_sound(
@@ -180,9 +155,9 @@ def _replace_sound(
         return report + _damaged(error, sound)
 
 
-def _damaged(error: ShardError, inputs: Iterable[ShardRow]) -> RewriteReport:
+def _damaged(error: ShardError, inputs: Sequence[ShardRow]) -> RewriteReport:
     _log.error("not merged and not rewritten: %s", error)
-    return RewriteReport(damaged=tuple(shard.name for shard in inputs))
+    return RewriteReport(damaged=len(inputs))
 
 
 def _replace(

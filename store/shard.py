@@ -189,8 +189,8 @@ def decoding(name: str) -> Iterator[None]:
         if is_of_storage(error):
             raise
         raise ShardError(
-            f"{name} is damaged, cut short or no shard ({error!s:.100}); restore it from a copy whose SHA-256 "
-            "is the catalog's, or delete its row"
+            f"{name} is damaged, cut short or no shard ({error!s:.100}); restore it from a copy "
+            "whose SHA-256 is the catalog's, or delete its row"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Merging sorted shards into one sorted stream, out of core."""
+"""Merging shards: which of them together, and their rows as one sorted stream, out of core."""
 
 import heapq
 from collections.abc import Collection, Iterator, Sequence
@@ -10,12 +10,41 @@ import pyarrow.parquet as pq
 
 from draftkeep.errors import ShardError
 from draftkeep.store.shard import decoding, note_encapsulations, open_shard
+from draftkeep.store.shard_rows import ShardRow
 from draftkeep.store.shard_writer import SortKey, is_full
 from draftkeep.store.storage import Storage
 
 _KEY = ("tenant", "domain", "created_s", "trace_id", "node")
+# A merge holds a few row groups of every input; what is left over is for the next one.
+_MERGE_INPUTS = 16
+_MERGE_RATIO = 2
 # A row: its key, the row group it is in, its place there, its share id, its size.
 _Picked = tuple[SortKey, pa.Table, int, bytes, int]
+
+
+def merge_groups(small: Sequence[ShardRow], target_bytes: int) -> list[list[ShardRow]]:
+    """Runs of at least two shards, each run of about `target_bytes` at most, small ones first.
+
+    Each is of one bucket and target.
+    """
+    families: dict[tuple[int, bytes], list[ShardRow]] = {}
+    for shard in small:
+        families.setdefault((shard.bucket_s, shard.target), []).append(shard)
+    groups = []
+    for family in families.values():
+        group: list[ShardRow] = []
+        for shard in sorted(family, key=lambda item: (item.size_bytes, item.id)):
+            joined_bytes = sum(item.size_bytes for item in group)
+            if group and (
+                len(group) == _MERGE_INPUTS
+                or joined_bytes + shard.size_bytes > target_bytes
+                or shard.size_bytes > _MERGE_RATIO * joined_bytes
+            ):
+                groups.append(group)
+                group = []
+            group.append(shard)
+        groups.append(group)
+    return [group for group in groups if len(group) > 1]
 
 
 def merge_tables(

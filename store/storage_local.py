@@ -129,8 +129,8 @@ class LocalStorage:
                 raise
             reason = os.strerror(error.errno or 0)
             raise kind(
-                f"{self.place} did not do what was asked for {name} ({reason}); check that the disk "
-                "is sound and has room, and that this user may read and write there"
+                f"{self.place} did not do what was asked for {name} ({reason}); check that the "
+                "disk is sound and has room, and that this user may read and write there"
             ) from None
 
 

@@ -7,14 +7,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from rich.console import Console
 
 from draftkeep.cli.stopping import stop_event
-from draftkeep.cli.upkeep import do_upkeep
+from draftkeep.cli.upkeep import UpkeepReport, do_upkeep
 from draftkeep.config import Config
 from draftkeep.errors import ConfigError, LogReplacedError, StoreError
 from draftkeep.ingest.kafka_client import KafkaAccess
@@ -36,6 +37,8 @@ from draftkeep.store.storage import Storage, open_storage
 # from the upkeep.
 _ROUND_S = 60.0
 _JOINING_S = 1.0
+# Well below the time after which a member that is busy loses its partitions.
+_UPKEEP_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,19 +51,28 @@ class _Work:
     compactors: CompactorGroup
     partitions: Callable[[], Collection[int]]
 
+    def compact(self, stopped: Callable[[], bool]) -> tuple[Round, list[StoreError]]:
+        """One round and what failed in it."""
+        try:
+            done = self.compactors.run_round(self.partitions, stopped=stopped)
+        except StoreError as error:
+            return Round(), [error]
+        return done, done.failures()
+
 
 def compact_once(config: Config) -> dict[str, Any]:
-    """Read every partition to its end, rewrite erased rows, merge, sweep shards and checkpoints.
+    """Read every partition to its end, and do the upkeep whether that went well or not.
 
     Takes all partitions without joining the group: beside compactors that run, whoever commits
-    first wins, and nobody's partitions are taken away.
+    first wins, and nobody's partitions are taken away. Raises StoreError with what failed.
     """
     log_to_stderr(logging.WARNING)
     with _opened(config, join=False) as work:
-        done = work.compactors.run_round(work.partitions)
-        done.require_success()
+        done, failures = work.compact(lambda: False)
         kept = do_upkeep(config, work.catalog, work.storage, clock=time.time)
-        return _line(done, kept)
+        for failure in [*failures, *kept.failures]:
+            raise failure
+        return _line(done, kept.counts)
 
 
 def compact_forever(config: Config, *, every_s: float) -> None:
@@ -69,40 +81,71 @@ def compact_forever(config: Config, *, every_s: float) -> None:
     console = Console()
     with stop_event() as stop, ExitStack() as stack:
         work = _wait_for_work(config, stack, console, stop, every_s)
-        outage = Outage("compacting")
-        while work is not None and not stop.is_set():
+        turns = None if work is None else _Turns(work, stop)
+        while turns is not None and not stop.is_set():
             began_s = time.monotonic()
-            done, kept = _turn(work, outage, stop, began_s + max(every_s, _ROUND_S))
-            line = _line(done, kept)
+            done, kept = turns.take(began_s + max(every_s, _ROUND_S))
+            line = _line(done, kept.counts)
             if any(line.values()):
                 console.print_json(data=line, indent=None)
+            turns.settle(kept)
             # Without a partition yet it has not joined, which takes a moment.
             rest_s = every_s if done.lag else min(every_s, _JOINING_S)
-            stop.wait(outage.pause_s or max(0.0, began_s + rest_s - time.monotonic()))
+            stop.wait(turns.pause_s or max(0.0, began_s + rest_s - time.monotonic()))
 
 
-def _turn(
-    work: _Work, outage: Outage, stop: threading.Event, limit_s: float
-) -> tuple[Round, dict[str, int]]:
-    """One round and, where it is this process's turn, the upkeep. A failure is `outage`'s."""
-    done = Round()
-    kept: dict[str, int] = {}
+class _Turns:
+    """Rounds of one process of a group, with the upkeep where that is its turn."""
 
-    def stopped() -> bool:
-        return stop.is_set() or time.monotonic() > limit_s
+    def __init__(self, work: _Work, stop: threading.Event) -> None:
+        self._work = work
+        self._stop = stop
+        self._outage = Outage("compacting")
+        # Whose turn it is only the group can tell. While brokers are away from the start on it is
+        # everybody's, and deadlines are kept.
+        self._upkeep_is_ours = True
 
-    try:
-        done = work.compactors.run_round(work.partitions, stopped=stopped)
-        if does_upkeep(work.partitions()) and not stop.is_set():
-            kept = do_upkeep(work.config, work.catalog, work.storage, clock=time.time)
-        done.require_success()
-    except LogReplacedError:
-        raise
-    except StoreError as error:
-        outage.failed(str(error), time.monotonic())
-    else:
-        outage.worked(time.monotonic())
-    return done, kept
+    @property
+    def pause_s(self) -> float:
+        """How long to wait before the next turn for what failed; 0 where nothing did."""
+        return self._outage.pause_s
+
+    def take(self, limit_s: float) -> tuple[Round, UpkeepReport]:
+        """One round, until `limit_s` of the monotonic clock, and the upkeep after it.
+
+        What failed of both is in the report. Nothing that fails keeps the other from being done.
+        """
+
+        def stopped() -> bool:
+            return self._stop.is_set() or time.monotonic() > limit_s
+
+        done, failures = self._work.compact(stopped)
+        with suppress(StoreError):
+            self._upkeep_is_ours = does_upkeep(self._work.partitions())
+        kept = UpkeepReport()
+        if self._upkeep_is_ours and not self._stop.is_set():
+            until_s = time.monotonic() + _UPKEEP_S
+            kept = do_upkeep(
+                self._work.config,
+                self._work.catalog,
+                self._work.storage,
+                clock=time.time,
+                stopped=lambda: self._stop.is_set() or time.monotonic() > until_s,
+            )
+        kept.failures[:0] = failures
+        return done, kept
+
+    def settle(self, kept: UpkeepReport) -> None:
+        """Say what failed, once. Raises LogReplacedError, for which only an operator has an
+        answer."""
+        for failure in kept.failures:
+            if isinstance(failure, LogReplacedError):
+                raise failure
+        if kept.failures:
+            reasons = dict.fromkeys(str(failure) for failure in kept.failures)
+            self._outage.failed("; ".join(reasons), time.monotonic())
+        else:
+            self._outage.worked(time.monotonic())
 
 
 def _line(done: Round, kept: Mapping[str, int]) -> dict[str, Any]:
@@ -169,9 +212,12 @@ def _source(
         # The upkeep deletes in the topic, and nobody else: it has to see what a crash undid.
         return compactor(log, False)
 
-    if not join:
+    @cache
+    def all_partitions() -> tuple[int, ...]:
         with access.admin() as admin:
-            fixed = require_partitions(admin, kafka.topic)
-        return CompactorGroup(opened), lambda: fixed
+            return require_partitions(admin, kafka.topic)
+
+    if not join:
+        return CompactorGroup(opened), all_partitions
     group = stack.enter_context(KafkaGroup(access, kafka.topic, kafka.group))
     return CompactorGroup(opened, committed=group.commit), group.assigned

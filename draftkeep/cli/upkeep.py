@@ -4,15 +4,15 @@ Harmless where another process does the same: whoever is second leaves the rest 
 """
 
 from collections.abc import Callable
-from contextlib import suppress
+from dataclasses import dataclass, field
 
 from draftkeep.config import Config
 from draftkeep.distill.resume import drop_contaminated
-from draftkeep.errors import ConflictError
+from draftkeep.errors import ConflictError, StoreError
 from draftkeep.ingest.kafka_client import KafkaAccess
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.log_deletion_round import delete_owed_records
-from draftkeep.store.rewriter import RewriteReport, merge, random_serial, rewrite_erased
+from draftkeep.store.rewriter import merge, random_serial, rewrite_erased
 from draftkeep.store.storage import Storage
 from draftkeep.store.sweeper import Sweeper
 
@@ -20,35 +20,72 @@ from draftkeep.store.sweeper import Sweeper
 TARGET_SHARD_BYTES = 128 * 1024**2
 
 
-def do_upkeep(
-    config: Config, catalog: Catalog, storage: Storage, *, clock: Callable[[], float]
-) -> dict[str, int]:
-    """Rewrite erased rows, merge small shards, sweep shards and checkpoints, delete in the topic.
+@dataclass(slots=True, kw_only=True)
+class UpkeepReport:
+    """The counts of what was done, and what failed, which kept no other chore from being done."""
 
-    Returns the counts. Raises StoreError where catalog, storage or brokers cannot be used.
+    counts: dict[str, int] = field(default_factory=dict)
+    failures: list[StoreError] = field(default_factory=list)
+
+
+def do_upkeep(
+    config: Config,
+    catalog: Catalog,
+    storage: Storage,
+    *,
+    clock: Callable[[], float],
+    stopped: Callable[[], bool] = lambda: False,
+) -> UpkeepReport:
+    """Sweep what expired, rewrite erased rows, delete in the topic, drop checkpoints, merge.
+
+    Deadlines come first, then erasures; merging, which frees nobody's data, comes last. `stopped`
+    ends rewriting and merging between two shards.
     """
-    rewritten = RewriteReport()
-    # A rival replaced a shard first.
-    with suppress(ConflictError):
-        rewritten = rewrite_erased(catalog, storage, now_s=clock(), new_serial=random_serial)
-        merge(
+
+    def sweep() -> dict[str, int]:
+        swept = Sweeper(catalog, storage, clock=clock).run_once()
+        return {
+            "shards_expired": swept.shards,
+            "shards_missing": len(swept.missing),
+            "orphans_removed": swept.orphans,
+        }
+
+    def rewrite() -> dict[str, int]:
+        report = rewrite_erased(
+            catalog, storage, now_s=clock(), new_serial=random_serial, stopped=stopped
+        )
+        return {"rows_rewritten_away": report.rows_removed, "shards_damaged": report.damaged}
+
+    def delete_in_topic() -> dict[str, int]:
+        return _delete_in_topic(config, catalog, now_s=clock()) if config.kafka.servers else {}
+
+    def drop_checkpoints() -> dict[str, int]:
+        return {"checkpoints_removed": drop_contaminated(catalog, config.state_dir / "jobs")}
+
+    def join() -> dict[str, int]:
+        merged = merge(
             catalog,
             storage,
             target_bytes=TARGET_SHARD_BYTES,
             now_s=clock(),
             new_serial=random_serial,
+            stopped=stopped,
         )
-    swept = Sweeper(catalog, storage, clock=clock).run_once()
-    done = {
-        "rows_rewritten_away": rewritten.rows_removed,
-        "shards_expired": swept.shards,
-        "shards_missing": len(swept.missing),
-        "orphans_removed": swept.orphans,
-        "checkpoints_removed": drop_contaminated(catalog, config.state_dir / "jobs"),
-    }
-    if config.kafka.servers:
-        done |= _delete_in_topic(config, catalog, now_s=clock())
-    return done
+        return {"shards_damaged": merged.damaged}
+
+    report = UpkeepReport()
+    for chore in (sweep, rewrite, delete_in_topic, drop_checkpoints, join):
+        try:
+            done = chore()
+        except ConflictError:
+            # Another process replaced a shard first; it or the next time does the rest.
+            continue
+        except StoreError as error:
+            report.failures.append(error)
+            continue
+        for name, count in done.items():
+            report.counts[name] = report.counts.get(name, 0) + count
+    return report
 
 
 def _delete_in_topic(config: Config, catalog: Catalog, *, now_s: float) -> dict[str, int]:

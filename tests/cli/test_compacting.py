@@ -155,9 +155,9 @@ def test_a_topic_made_again_is_refused_with_the_remedy(
     deployment.append(1, 1)
     answer = deployment.run("compact", "--every", "0.3")
     assert answer.returncode == 2
-    remedy = ["catalog", "forget-log", deployment.topic]
-    assert f"draftkeep {' '.join(remedy)}" in answer.stderr
     (stored,) = stored_offsets(deployment.world.catalog, deployment.topic)
+    remedy = ["catalog", "forget-log", stored.topic_id]
+    assert f"draftkeep {' '.join(remedy)}" in answer.stderr
 
     def forget(*arguments: str) -> Result:
         return CliRunner().invoke(app, [*arguments, "--config", str(deployment.config)])

@@ -161,8 +161,8 @@ def resign(world: World, sealed: SealedTrace, **header: object) -> SealedTrace:
     return replace(sealed, header=changed, signature=world.signing.sign(message))
 
 
-def make_world(root: Path, catalog_url: str) -> World:
-    clock = HandClock()
+def make_world(root: Path, catalog_url: str, *, now_s: float = START_S + 60.0) -> World:
+    clock = HandClock(now_s)
     retention = RetentionConfig(period_s=PERIOD_S, ttl_s=TTL_S)
     keyring = Keyring.open(root / "keys", retention=retention, clock=clock)
     signing = SigningKey.load_or_create(root / "keys" / "node-n1.key")

@@ -65,7 +65,8 @@ class Member:
             compactors = CompactorGroup(compactor, committed=group.commit)
             while not stop.is_set():
                 done = compactors.run_round(group.assigned, stopped=stop.is_set)
-                done.require_success()
+                if done.failures():
+                    raise done.failures()[0]
                 if any(totals(done).values()):
                     print(json.dumps(totals(done)), flush=True)
                 stop.wait(0.1)

@@ -18,7 +18,7 @@ from draftkeep.store.catalog import Catalog
 from draftkeep.store.drops import add_drops
 from draftkeep.store.jobs import JobInput, end_job, is_contaminated, start_job
 from draftkeep.store.nodes import NodePublicKeys, enrol_node, load_nodes, node_public, revoke_node
-from draftkeep.store.periods import load_periods, publish_period
+from draftkeep.store.periods import load_periods, publish_period, publish_periods
 
 
 def test_sqlite_runs_with_the_settings_durability_needs(tmp_path: Path) -> None:
@@ -193,6 +193,14 @@ def _record(key: SigningKey, **changes: object) -> PeriodRecord:
     )
     record = replace(record, **changes)  # type: ignore[arg-type]
     return replace(record, signature=key.sign(record.signed_bytes()))
+
+
+def test_a_period_that_is_published_waits_for_no_writer(catalog: Catalog, tmp_path: Path) -> None:
+    key = SigningKey.load_or_create(tmp_path / "issuer.key")
+    publish_period(catalog, _record(key))
+    with catalog.begin():
+        publish_period(catalog, _record(key))
+        publish_periods(catalog, [_record(key)])
 
 
 def test_a_published_deadline_moves_only_to_an_earlier_time(

@@ -173,7 +173,7 @@ class StoreMachine(RuleBasedStateMachine):
     def rewrite(self, point: int) -> None:
         self.crashing_at(point, lambda: self.compactor().rewrite_erased())
 
-    @rule(point=st.integers(0, 6))
+    @rule(point=st.integers(0, 8))
     def sweep(self, point: int) -> None:
         self.crashing_at(point, lambda: self.sweeper().run_once())
 

@@ -96,7 +96,7 @@ def test_a_file_is_durable_before_its_commit_and_goes_only_after_it(tmp_path: Pa
         *written("b"),
         *written("c"),
         *removed("a", "b"),
-        ("pwrite", wal),
-        ("sync", wal),
+        # The trace ids, and then the shard.
+        *[("pwrite", wal), ("sync", wal)] * 2,
         *removed("c"),
     ]

@@ -1,13 +1,14 @@
 """What a storage promises, asked of a directory and of a bucket."""
 
 import os
+import resource
 import time
 from pathlib import Path
 
 import pytest
 
 from draftkeep.config import Config, ShardsConfig
-from draftkeep.errors import ConfigError, StoreError
+from draftkeep.errors import ConfigError, ShardError, StoreError
 from draftkeep.store.storage import Storage, open_storage
 from draftkeep.store.storage_local import LocalStorage
 from draftkeep.store.storage_objects import ObjectStorage
@@ -112,6 +113,41 @@ def test_a_file_of_a_directory_is_read_on_after_its_removal(tmp_path: Path) -> N
         file.read(10)
         storage.remove(["a.parquet"])
         assert bytes(file.read()) == LARGE[10:]
+
+
+def test_a_disk_without_room_is_said_and_serves_again_later(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path / "shards")
+    put(storage, "small.parquet")
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(StoreError, match=r"File too large.*has room") as raised:
+            put(storage, "large.parquet", LARGE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert not isinstance(raised.value, ShardError)
+    assert names(storage) == {"small.parquet"}
+    put(storage, "large.parquet", LARGE)
+    assert names(storage) == {"small.parquet", "large.parquet"}
+
+
+def test_whatever_a_directory_refuses_is_said(tmp_path: Path) -> None:
+    """It is a file, so nothing can be done in it."""
+    (tmp_path / "shards").write_bytes(b"")
+    storage = LocalStorage(tmp_path / "shards")
+    with pytest.raises(StoreError, match=r"what was asked for a\.parquet"):
+        put(storage, "a.parquet")
+    with pytest.raises(StoreError, match="Not a directory"):
+        storage.list()
+    with pytest.raises(StoreError, match="Not a directory"):
+        storage.remove(["a.parquet"])
+
+
+def test_a_file_that_cannot_be_read_is_that_shards_fault(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    (tmp_path / "a.parquet").symlink_to("a.parquet")
+    with pytest.raises(ShardError, match="symbolic links"), storage.open("a.parquet"):
+        pass
 
 
 def test_an_object_removed_while_it_is_read_is_not_found(object_storage: ObjectStorage) -> None:

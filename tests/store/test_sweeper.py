@@ -1,13 +1,19 @@
 """Deadlines and orphans: what goes, when, and what must stay."""
 
 import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
+from draftkeep.errors import StoreError
 from draftkeep.store import schema
+from draftkeep.store import sweeper as sweeping
+from draftkeep.store.check import check_catalog
+from draftkeep.store.storage_local import LocalStorage
 from draftkeep.store.sweeper import Sweeper
-from tests.store.conftest import PERIOD_S, START_S, TTL_S, World
+from tests.store.conftest import PERIOD_S, START_S, TTL_S, World, close_world, make_world
 
 
 def sweeper(world: World, grace_s: float = 3600.0) -> Sweeper:
@@ -93,3 +99,140 @@ def test_a_listed_file_that_is_not_there_is_reported(
 def test_a_sweep_before_the_first_shard_finds_nothing(world: World) -> None:
     report = sweeper(world).run_once()
     assert (report.shards, report.orphans, report.missing) == (0, 0, ())
+
+
+@pytest.fixture
+def postgres_world(tmp_path: Path, postgres_catalog_url: str) -> Iterator[World]:
+    made = make_world(tmp_path, postgres_catalog_url)
+    yield made
+    close_world(made)
+
+
+def past_deadline(world: World, traces: int) -> None:
+    """So many traces in one shard, and a clock that says they are to go."""
+    world.append(*(world.seal() for _ in range(traces)))
+    world.compactor().run_once()
+    world.clock.now_s = START_S + TTL_S
+
+
+def test_others_write_while_a_bucket_expires(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeping, "_BATCH_IDS", 2)
+    past_deadline(world, 5)
+    left, broken = [], set()
+
+    def pause() -> None:
+        left.append(count(world, schema.trace_ids))
+        # A new period, which takes the writers' lock.
+        world.clock.now_s += PERIOD_S
+        world.seal()
+        assert world.stored() == []
+        found = check_catalog(world.catalog, world.storage, logs=[], now_s=world.clock())
+        broken.update(finding.rule for finding in found if finding.broken)
+
+    chore = Sweeper(world.catalog, world.storage, clock=lambda: START_S + TTL_S, pause=pause)
+    report = chore.run_once()
+    assert (report.trace_ids, report.shards, left) == (5, 1, [3, 1])
+    # Nothing is said that a sweep does not mend.
+    assert broken == {"no shard is past its deadline", "no trace id is past its deadline"}
+
+
+def test_an_expiry_that_is_cut_short_is_finished_by_the_next(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeping, "_BATCH_IDS", 2)
+    past_deadline(world, 5)
+
+    def die() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Sweeper(world.catalog, world.storage, clock=world.clock, pause=die).run_once()
+    assert (count(world, schema.trace_ids), count(world, schema.shards)) == (3, 1)
+    assert world.stored() == []
+    report = sweeper(world).run_once()
+    assert (report.trace_ids, report.shards) == (3, 1)
+    assert world.files() == set()
+
+
+def test_what_a_compactor_with_a_late_clock_stores_meanwhile_goes_too(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeping, "_BATCH_IDS", 2)
+    # Sealed in its period, and in the log until after the deadline.
+    late = world.seal()
+    past_deadline(world, 3)
+
+    def store_late() -> None:
+        world.append(late)
+        assert world.compactor(clock=lambda: START_S + TTL_S - 1).run_once().stored == 1
+
+    chore = Sweeper(world.catalog, world.storage, clock=world.clock, pause=store_late)
+    report = chore.run_once()
+    assert (report.shards, report.trace_ids) == (2, 4)
+    assert world.files() == set()
+
+
+def test_expiry_waits_for_no_compactor_that_commits(postgres_world: World) -> None:
+    past_deadline(postgres_world, 3)
+    with postgres_world.catalog.begin(shared=True):
+        assert sweeper(postgres_world).run_once().shards == 1
+
+
+class Removals(LocalStorage):
+    """A directory that notes what is removed together, and does something after that."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.shards_dir)
+        self.sizes: list[int] = []
+        self.url: str | None = None
+
+    def remove(self, names: Iterable[str]) -> None:
+        together = list(names)
+        super().remove(together)
+        self.sizes += [len(together)] * bool(together)
+        if self.url is not None:
+            # The database gives the lock of a session away that it takes for dead.
+            engine = sa.create_engine(self.url)
+            with engine.begin() as connection:
+                connection.execute(
+                    sa.text(
+                        "SELECT pg_terminate_backend(pid) FROM pg_locks "
+                        "WHERE locktype = 'advisory' AND granted"
+                    )
+                )
+            engine.dispose()
+
+
+def leave_orphans(world: World, number: int) -> None:
+    for index in range(number):
+        path = world.shards_dir / f"1-54545454-{index}.parquet"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"half a shard")
+        os.utime(path, (0, 0))
+
+
+def test_orphans_go_a_few_at_a_time(world: World) -> None:
+    world.append(world.seal())
+    world.compactor().run_once()
+    leave_orphans(world, 40)
+    storage, pauses = Removals(world), []
+    chore = Sweeper(
+        world.catalog, storage, clock=world.clock, pause=lambda: pauses.append(world.seal())
+    )
+    assert chore.run_once().orphans == 40
+    assert max(storage.sizes) <= 16
+    assert len(pauses) == len(storage.sizes) - 1 > 0
+
+
+def test_a_sweep_that_lost_its_lock_removes_no_more(postgres_world: World) -> None:
+    world = postgres_world
+    world.append(world.seal())
+    world.compactor().run_once()
+    leave_orphans(world, 40)
+    storage = Removals(world)
+    storage.url = world.catalog_url
+    with pytest.raises(StoreError, match="cannot be used"):
+        Sweeper(world.catalog, storage, clock=world.clock).run_once()
+    assert storage.sizes == [16]
+    storage.url = None
+    assert Sweeper(world.catalog, storage, clock=world.clock).run_once().orphans == 24

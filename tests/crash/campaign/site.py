@@ -89,7 +89,7 @@ def node_config(config: Config, number: int) -> Config:
 
 def log_dir(config: Config) -> Path:
     """Where the node of this configuration has its embedded log."""
-    return config.state_dir / "log" / "traces"
+    return config.log_path
 
 
 @contextmanager

@@ -1,0 +1,50 @@
+"""Clients that no broker lets in: each says its own reason."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from kafka import KafkaAdminClient
+
+from draftkeep.errors import StoreError
+from draftkeep.ingest.kafka_client import KafkaAccess
+
+
+@pytest.fixture
+def hangs_up() -> Iterator[int]:
+    """The port of one who closes every connection at once."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> None:
+        while True:
+            try:
+                with server.accept()[0] as accepted:
+                    # What is left unread would make it a reset.
+                    accepted.recv(1024)
+            except OSError:
+                return
+
+    answering = threading.Thread(target=answer)
+    answering.start()
+    yield server.getsockname()[1]
+    server.shutdown(socket.SHUT_RDWR)
+    server.close()
+    answering.join()
+
+
+def refusal(port: int) -> str:
+    with pytest.raises(StoreError, match="lets us in") as caught:
+        KafkaAccess(servers=(f"127.0.0.1:{port}",), patience_s=1.0).connect(KafkaAdminClient)
+    return str(caught.value)
+
+
+def test_clients_that_fail_at_once_do_not_mix_their_reasons(hangs_up: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        nobody = server.getsockname()[1]
+    ports = [nobody, hangs_up] * 3
+    with ThreadPoolExecutor(len(ports)) as pool:
+        reasons = list(pool.map(refusal, ports))
+    assert ["REFUSED" in said for said in reasons] == [True, False] * 3
+    assert ["hangs up before its first answer" in said for said in reasons] == [False, True] * 3
