@@ -157,9 +157,7 @@ def _topks(fields: Fields, arrays: Arrays, ids_N: Ids) -> tuple[TopK, list[TopK]
     return topks[0], topks[1:]
 
 
-def _tokens(
-    topk: TopK, rows_N: NDArray[np.intp], rank_N: Ints, unlisted: Ids
-) -> tuple[Ids, Ids]:
+def _tokens(topk: TopK, rows_N: NDArray[np.intp], rank_N: Ints, unlisted: Ids) -> tuple[Ids, Ids]:
     """Tokens from ranks in their rows' lists, or from the stream; and the stream behind them."""
     if not len(rank_N):
         return rank_N.astype(np.int32), unlisted

@@ -200,7 +200,7 @@ def test_any_flipped_bit_in_any_field_is_refused(
     data: st.DataObject, steady: tuple[World, SealedTrace]
 ) -> None:
     world, sealed = steady
-    name = data.draw(st.sampled_from(sorted(SealedTrace.__dataclass_fields__)))
+    name = data.draw(st.sampled_from([field.name for field in fields(sealed) if field.init]))
     value = bytearray(getattr(sealed, name))
     value[data.draw(st.integers(0, len(value) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(EnvelopeError):
