@@ -120,7 +120,8 @@ def read_arrays(
     if positions + branch_rows > MAX_ROWS:
         raise CodecError(f"trace body promises more than {MAX_ROWS} positions; drop the trace")
     k_R = _read_runs(reader, positions + branch_rows)
-    ranks_D = np.cumsum(reader.array(), dtype=np.int64)
+    ranks_D = reader.array().astype(np.int64)
+    np.add.accumulate(ranks_D, out=ranks_D)
     if len(ranks_D) and ranks_D[-1] > _MAX_ID:
         raise CodecError("trace body holds a token id past 31 bits; drop the trace")
     index_S = reader.array()
