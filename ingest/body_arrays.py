@@ -198,14 +198,17 @@ def _write_runs(writer: Writer, k_R: Ints) -> None:
 
 
 def _read_runs(reader: Reader, rows: int) -> Ints:
-    runs = [(reader.varint(), reader.u8()) for _ in range(reader.count(2))]
-    if sum(length for length, _ in runs) != rows:
+    lengths: list[int] = []
+    widths: list[int] = []
+    for _ in range(reader.count(2)):
+        lengths.append(reader.varint())
+        widths.append(reader.u8())
+    if sum(lengths) != rows:
         raise CodecError(f"trace body has list lengths that do not cover its {rows} positions")
-    widest = max((k for _, k in runs), default=0)
+    widest = max(widths, default=0)
     if rows * widest > MAX_CELLS or widest > MAX_K:
         raise CodecError(f"trace body unpacks to more than {MAX_CELLS} entries; drop the trace")
-    lengths = [length for length, _ in runs]
-    return np.repeat(np.array([k for _, k in runs], np.int64), lengths)
+    return np.repeat(np.array(widths, np.int64), lengths)
 
 
 def _gaps(k_R: Ints, levels_N: Ints) -> tuple[Ints, Ints]:
