@@ -98,7 +98,9 @@ def write_arrays(writer: Writer, arrays: Arrays, table: RemapTable) -> None:
     writer.varint(arrays.prompt_tokens)
     writer.varint(len(arrays.how_T))
     _write_runs(writer, arrays.k_R)
-    ranks_D, index_S = np.unique(table.ranks(arrays.ids_S), return_inverse=True)
+    ranks_D, index_S = np.unique(
+        table.ranks(arrays.ids_S.astype(np.int64, copy=False)), return_inverse=True
+    )
     writer.array(np.diff(ranks_D, prepend=0))
     writer.array(index_S)
     heads_R, gaps_G = _gaps(arrays.k_R, arrays.levels_N)
