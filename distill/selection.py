@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -18,6 +19,10 @@ from draftkeep.store.jobs import JobInput
 from draftkeep.store.models import TargetModel
 from draftkeep.store.reader import iter_sealed
 from draftkeep.store.storage import Storage
+
+# So many are opened, then decoded: taking turns at every trace, each step's code and data push the
+# other's out of the processor's caches, which costs more than either.
+_TOGETHER = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +83,17 @@ def open_all(
     training: list[Opened] = []
     held_out: list[Opened] = []
     skipped: Counter[str] = Counter()
-    for done, item in enumerate(sealed, start=1):
-        found = _open(item, opener, decode, target)
-        if isinstance(found, str):
-            skipped[found] += 1
-        else:
-            (held_out if found.trace.held_out else training).append(found)
-        progress(done)
+    remaining, done = iter(sealed), 0
+    while group := list(islice(remaining, _TOGETHER)):
+        bodies = [_open(item, opener, target) for item in group]
+        for item, body in zip(group, bodies, strict=True):
+            found = body if isinstance(body, str) else _decode(item, body, decode, target)
+            if isinstance(found, str):
+                skipped[found] += 1
+            else:
+                (held_out if found.trace.held_out else training).append(found)
+            done += 1
+            progress(done)
     return Selection(training=training, held_out=held_out, skipped=dict(skipped))
 
 
@@ -93,29 +102,34 @@ def _age(sealed: SealedTrace) -> tuple[int, bytes]:
     return header.created_s, header.trace_id
 
 
-def _open(
-    sealed: SealedTrace,
-    opener: Opener,
-    decode: Callable[[bytes], Trace],
-    target: TargetModel,
-) -> Opened | str:
-    """The opened trace, or why it cannot be used."""
+def _open(sealed: SealedTrace, opener: Opener, target: TargetModel) -> bytes | str:
+    """The body of a trace, or why it cannot be used."""
     header = sealed.parsed
     if header.target != target.target_fingerprint:
         return "wrong_target"
     if header.tokenizer != target.tokenizer_fingerprint:
         return "foreign_tokenizer"
     try:
-        trace = decode(opener.open(sealed))
+        return opener.open(sealed)
     except KeyDestroyedError:
         return "key_destroyed"
-    except (EnvelopeError, CodecError):
+    except EnvelopeError:
+        return "corrupt"
+
+
+def _decode(
+    sealed: SealedTrace, body: bytes, decode: Callable[[bytes], Trace], target: TargetModel
+) -> Opened | str:
+    """The trace in an opened body, or why it cannot be used."""
+    try:
+        trace = decode(body)
+    except CodecError:
         return "corrupt"
     if not _ids_fit(trace, target.vocab):
         return "corrupt"
     if not trainable_T(trace).any():
         return "untrainable"
-    return Opened(header=header, trace=trace)
+    return Opened(header=sealed.parsed, trace=trace)
 
 
 def _ids_fit(trace: Trace, vocab: int) -> bool:

@@ -28,7 +28,7 @@ _MAX_ID = 2**31 - 1
 CORRECTED = int(How.CORRECTED)
 _LAST_HOW = int(max(How))
 
-Ints = NDArray[np.int64]
+Ints = NDArray[np.integer]
 _Value = TypeVar("_Value", bound=np.generic)
 
 
@@ -38,7 +38,8 @@ class Arrays:
 
     ids_S: prompt, lists, unlisted outputs, unlisted rejected drafts, branch drafts, in this order.
     levels_N holds grid levels in list order. rank_T and rejected_C are ranks in the position's
-    own list, or 255.
+    own list, or 255. What is read is of whatever integer type was at hand, levels and k_R int64
+    and ids_S int32; calculate with no other before it is cast.
     """
 
     prompt_tokens: int
@@ -97,7 +98,9 @@ def write_arrays(writer: Writer, arrays: Arrays, table: RemapTable) -> None:
     writer.varint(arrays.prompt_tokens)
     writer.varint(len(arrays.how_T))
     _write_runs(writer, arrays.k_R)
-    ranks_D, index_S = np.unique(table.ranks(arrays.ids_S), return_inverse=True)
+    ranks_D, index_S = np.unique(
+        table.ranks(arrays.ids_S.astype(np.int64, copy=False)), return_inverse=True
+    )
     writer.array(np.diff(ranks_D, prepend=0))
     writer.array(index_S)
     heads_R, gaps_G = _gaps(arrays.k_R, arrays.levels_N)
@@ -119,7 +122,8 @@ def read_arrays(
     if positions + branch_rows > MAX_ROWS:
         raise CodecError(f"trace body promises more than {MAX_ROWS} positions; drop the trace")
     k_R = _read_runs(reader, positions + branch_rows)
-    ranks_D = np.cumsum(reader.array())
+    ranks_D = reader.array().astype(np.int64)
+    np.add.accumulate(ranks_D, out=ranks_D)
     if len(ranks_D) and ranks_D[-1] > _MAX_ID:
         raise CodecError("trace body holds a token id past 31 bits; drop the trace")
     index_S = reader.array()
@@ -140,7 +144,8 @@ def read_arrays(
     return Arrays(
         prompt_tokens=prompt_tokens,
         k_R=k_R,
-        ids_S=table.ids(ranks_D)[index_S],
+        # An index is taken fastest by the type that numpy itself counts in.
+        ids_S=table.ids(ranks_D).astype(np.int32)[index_S.astype(np.intp)],
         levels_N=levels_N,
         tail_R=tail_R,
         how_T=how_T,
@@ -151,6 +156,8 @@ def read_arrays(
 
 
 def _check_bound(name: str, bound: int, values_N: Ints) -> None:
+    if bound >= 255 and values_N.dtype == np.uint8:
+        return
     if len(values_N) and values_N.max() > bound:
         raise CodecError(f"trace body has a {name} above {bound}; drop the trace")
 
@@ -193,14 +200,17 @@ def _write_runs(writer: Writer, k_R: Ints) -> None:
 
 
 def _read_runs(reader: Reader, rows: int) -> Ints:
-    runs = [(reader.varint(), reader.u8()) for _ in range(reader.count(2))]
-    if sum(length for length, _ in runs) != rows:
+    lengths: list[int] = []
+    widths: list[int] = []
+    for _ in range(reader.count(2)):
+        lengths.append(reader.varint())
+        widths.append(reader.u8())
+    if sum(lengths) != rows:
         raise CodecError(f"trace body has list lengths that do not cover its {rows} positions")
-    widest = max((k for _, k in runs), default=0)
+    widest = max(widths, default=0)
     if rows * widest > MAX_CELLS or widest > MAX_K:
         raise CodecError(f"trace body unpacks to more than {MAX_CELLS} entries; drop the trace")
-    lengths = [length for length, _ in runs]
-    return np.repeat(np.array([k for _, k in runs], np.int64), lengths)
+    return np.repeat(np.array(widths, np.int64), lengths)
 
 
 def _gaps(k_R: Ints, levels_N: Ints) -> tuple[Ints, Ints]:
@@ -214,11 +224,14 @@ def _gaps(k_R: Ints, levels_N: Ints) -> tuple[Ints, Ints]:
 
 
 def _levels(k_R: Ints, *, gaps_G: Ints, heads_R: Ints) -> Ints:
-    filled = k_R[k_R > 0]
+    filled = k_R if k_R.all() else k_R[k_R > 0]
     if len(heads_R) != len(filled) or len(heads_R) + len(gaps_G) != int(filled.sum()):
         raise CodecError("trace body has values that do not match its list lengths")
-    steps_RK = np.concatenate([heads_R[:, None], padded(gaps_G, filled - 1, 0)], axis=1)
-    levels_RK = np.cumsum(steps_RK, axis=1)
+    gaps_RG = padded(gaps_G, filled - 1, 0)
+    levels_RK = np.empty((len(filled), 1 + gaps_RG.shape[1]), np.int64)
+    levels_RK[:, 0] = heads_R
+    levels_RK[:, 1:] = gaps_RG
+    np.add.accumulate(levels_RK, axis=1, out=levels_RK)
     return unpadded(levels_RK, filled)
 
 

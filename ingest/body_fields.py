@@ -1,5 +1,6 @@
 """The single values of a trace body: everything that is not an array of tokens or positions."""
 
+import struct
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -13,6 +14,7 @@ NOISE_VERSION = 1
 PROCESSOR_VERSION = 1
 
 _Code = TypeVar("_Code", Finish, ValueKind)
+_SIX_F64 = struct.Struct("<6d")
 
 
 # Bits of the flags byte; plain numbers, since every trace that is read asks for each of them.
@@ -116,8 +118,8 @@ def read_fields(reader: Reader) -> Fields:
         choice=reader.varint(),
         sampling=_read_sampling(reader, ignore_eos=bool(flags & _IGNORE_EOS)),
         chat_template_hash=reader.blob(),
-        drafters=tuple(_read_run(reader) for _ in range(reader.count(3))),
-        branches=tuple((reader.varint(), reader.varint()) for _ in range(reader.count(2))),
+        drafters=tuple([_read_run(reader) for _ in range(reader.count(3))]),
+        branches=tuple([(reader.varint(), reader.varint()) for _ in range(reader.count(2))]),
         ext=reader.blob(),
     )
 
@@ -154,18 +156,19 @@ def _write_sampling(writer: Writer, sampling: Sampling) -> None:
 
 
 def _read_sampling(reader: Reader, *, ignore_eos: bool) -> Sampling:
+    temperature, top_p, min_p, repetition, presence, frequency = reader.f64s(_SIX_F64)
     return Sampling(
-        temperature=reader.f64(),
-        top_p=reader.f64(),
-        min_p=reader.f64(),
-        repetition_penalty=reader.f64(),
-        presence_penalty=reader.f64(),
-        frequency_penalty=reader.f64(),
+        temperature=temperature,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition,
+        presence_penalty=presence,
+        frequency_penalty=frequency,
         top_k=reader.varint(),
         min_tokens=reader.varint(),
-        logit_bias=tuple((reader.varint(), reader.f64()) for _ in range(reader.count(9))),
-        eos_ids=tuple(reader.varint() for _ in range(reader.count(1))),
-        stop_ids=tuple(reader.varint() for _ in range(reader.count(1))),
+        logit_bias=tuple([(reader.varint(), reader.f64()) for _ in range(reader.count(9))]),
+        eos_ids=tuple([reader.varint() for _ in range(reader.count(1))]),
+        stop_ids=tuple([reader.varint() for _ in range(reader.count(1))]),
         ignore_eos=ignore_eos,
     )
 

@@ -29,6 +29,7 @@ from draftkeep.ingest.trace_check import check_branches, check_trace
 from draftkeep.ingest.wire import Reader, Writer
 
 CODEC_VERSION = 1
+Ids = NDArray[np.int32]
 
 
 def encode_body(trace: Trace, table: RemapTable) -> bytes:
@@ -73,18 +74,17 @@ def _trace(fields: Fields, arrays: Arrays) -> Trace:
     positions = len(arrays.how_T)
     if fields.drafters and sum(run.positions for run in fields.drafters) != positions:
         raise CodecError(f"trace body has drafter runs that do not cover {positions} positions")
-    ids_N, rest = _split_ids(fields, arrays)
+    prompt_ids_P, ids_N, rest = _split_ids(fields, arrays)
     topk, branch_topks = _topks(fields, arrays, ids_N)
-    corrected_T = arrays.how_T == CORRECTED
     output_ids_T, rest = _tokens(topk, np.arange(positions), arrays.rank_T, rest)
     rejected_T = np.full(positions, -1, np.int32)
-    rejected_T[corrected_T], rest = _tokens(
-        topk, np.flatnonzero(corrected_T), arrays.rejected_C, rest
-    )
+    if len(arrays.rejected_C):
+        corrected_C = np.flatnonzero(arrays.how_T == CORRECTED)
+        rejected_T[corrected_C], rest = _tokens(topk, corrected_C, arrays.rejected_C, rest)
     drafts = _branch_drafts(fields, rest)
     processed_T = arrays.processed_T
     return Trace(
-        prompt_ids_P=arrays.ids_S[: arrays.prompt_tokens].astype(np.int32),
+        prompt_ids_P=prompt_ids_P,
         output_ids_T=output_ids_T,
         topk=topk,
         how_T=arrays.how_T.astype(np.uint8),
@@ -112,15 +112,15 @@ def _trace(fields: Fields, arrays: Arrays) -> Trace:
     )
 
 
-def _branch_drafts(fields: Fields, rest: Ints) -> list[NDArray[np.int32]]:
+def _branch_drafts(fields: Fields, rest: Ids) -> list[Ids]:
     if not fields.branches:
         return []
     ends = np.cumsum([drafts for _, drafts in fields.branches], dtype=np.int64)
-    return np.split(rest.astype(np.int32), ends[:-1])
+    return np.split(rest, ends[:-1])
 
 
-def _split_ids(fields: Fields, arrays: Arrays) -> tuple[Ints, Ints]:
-    """The ids of the lists, and those behind them in the stream."""
+def _split_ids(fields: Fields, arrays: Arrays) -> tuple[Ids, Ids, Ids]:
+    """The ids of the prompt, those of the lists, and those behind them in the stream."""
     end = arrays.prompt_tokens + len(arrays.levels_N)
     unlisted = int(
         np.count_nonzero(arrays.rank_T == NOT_LISTED)
@@ -129,10 +129,11 @@ def _split_ids(fields: Fields, arrays: Arrays) -> tuple[Ints, Ints]:
     expected = end + unlisted + sum(drafts for _, drafts in fields.branches)
     if len(arrays.ids_S) != expected:
         raise CodecError(f"trace body has {len(arrays.ids_S)} token ids, expected {expected}")
-    return arrays.ids_S[arrays.prompt_tokens : end], arrays.ids_S[end:]
+    ids_S = arrays.ids_S.astype(np.int32, copy=False)
+    return ids_S[: arrays.prompt_tokens], ids_S[arrays.prompt_tokens : end], ids_S[end:]
 
 
-def _topks(fields: Fields, arrays: Arrays, ids_N: Ints) -> tuple[TopK, list[TopK]]:
+def _topks(fields: Fields, arrays: Arrays, ids_N: Ids) -> tuple[TopK, list[TopK]]:
     """The lists of the output positions, and those of each branch."""
     logprobs_N = grids.from_levels(arrays.levels_N, grids.LEVELS_PER_NAT)
     tail_R = grids.from_tail_codes(arrays.tail_R)
@@ -145,7 +146,7 @@ def _topks(fields: Fields, arrays: Arrays, ids_N: Ints) -> tuple[TopK, list[TopK
         k_T = arrays.k_R[row:end]
         topks.append(
             TopK(
-                ids_TK=padded(ids_N[entry:entry_end].astype(np.int32), k_T, -1),
+                ids_TK=padded(ids_N[entry:entry_end], k_T, -1),
                 logprobs_TK=padded(logprobs_N[entry:entry_end], k_T, -np.inf),
                 k_T=k_T.astype(np.uint8),
                 tail_T=tail_R[row:end],
@@ -156,18 +157,18 @@ def _topks(fields: Fields, arrays: Arrays, ids_N: Ints) -> tuple[TopK, list[TopK
     return topks[0], topks[1:]
 
 
-def _tokens(
-    topk: TopK, rows_N: NDArray[np.intp], rank_N: Ints, unlisted: Ints
-) -> tuple[NDArray[np.int32], Ints]:
+def _tokens(topk: TopK, rows_N: NDArray[np.intp], rank_N: Ints, unlisted: Ids) -> tuple[Ids, Ids]:
     """Tokens from ranks in their rows' lists, or from the stream; and the stream behind them."""
     if not len(rank_N):
         return rank_N.astype(np.int32), unlisted
-    listed_N = rank_N != NOT_LISTED
-    rows_L, rank_L = rows_N[listed_N], rank_N[listed_N]
-    if (rank_L >= topk.k_T[rows_L]).any():
+    past_N = rank_N >= topk.k_T[rows_N]
+    if not past_N.any():
+        return topk.ids_TK[rows_N, rank_N], unlisted
+    if (rank_N[past_N] != NOT_LISTED).any():
         raise CodecError("trace body has a token's rank past the end of its list")
+    listed_N = ~past_N
     tokens_N = np.empty(len(rank_N), np.int32)
-    tokens_N[listed_N] = topk.ids_TK[rows_L, rank_L]
-    spelled = len(rank_N) - len(rank_L)
-    tokens_N[~listed_N] = unlisted[:spelled]
+    tokens_N[listed_N] = topk.ids_TK[rows_N[listed_N], rank_N[listed_N]]
+    spelled = int(np.count_nonzero(past_N))
+    tokens_N[past_N] = unlisted[:spelled]
     return tokens_N, unlisted[spelled:]

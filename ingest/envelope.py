@@ -22,6 +22,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -53,6 +54,10 @@ __all__ = [
     "signed_message",
     "verify_signature",
 ]
+
+
+# What encapsulations are bound to is the same for all traces of a node and period, and no secret.
+_INFOS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -226,6 +231,7 @@ class Opener:
             raise EnvelopeError("the body does not open under its key; drop the trace") from None
 
 
+@lru_cache(maxsize=_INFOS)
 def share_info(tenant: str, period_id: bytes, node: str) -> bytes:
     """What an encapsulation is bound to: suite, tenant, period and node."""
     fields = (period_keys.SUITE_ID, text(tenant), period_id, text(node))

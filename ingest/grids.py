@@ -43,9 +43,10 @@ def to_levels(logprobs_N: NDArray[np.floating], per_nat: int) -> NDArray[np.int6
     return np.maximum(steps_N, 0).astype(np.int64)
 
 
-def from_levels(levels_N: NDArray[np.int64], per_nat: int) -> NDArray[np.float32]:
+def from_levels(levels_N: NDArray[np.integer], per_nat: int) -> NDArray[np.float32]:
     """Grid levels back to log-probabilities; level 65,535 is minus infinity."""
-    return _logprobs(per_nat)[levels_N]
+    logprobs_N: NDArray[np.float32] = _logprobs(per_nat)[levels_N]
+    return logprobs_N
 
 
 @cache
@@ -78,9 +79,10 @@ def to_tail_codes(
     return codes_R
 
 
-def from_tail_codes(codes_R: NDArray[np.int64]) -> NDArray[np.float32]:
+def from_tail_codes(codes_R: NDArray[np.integer]) -> NDArray[np.float32]:
     """Tail bytes back to natural logs. Unknown reads as minus infinity beside its flag."""
-    return _LOG_TAILS[codes_R]
+    log_tails_R: NDArray[np.float32] = _LOG_TAILS[codes_R]
+    return log_tails_R
 
 
 def _log_tails() -> NDArray[np.float32]:

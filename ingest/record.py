@@ -1,11 +1,11 @@
 """SealedTrace, what its node signs, and the bytes that stand for it in a log."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from draftkeep.errors import EnvelopeError
-from draftkeep.ingest.header import HEADER_VERSION, Header, decode_header
+from draftkeep.ingest.header import HEADER_VERSION, Header, decode_header, is_sound
 from draftkeep.policies import signing
 from draftkeep.policies.names import ID_BYTES, lp
 from draftkeep.policies.period_keys import ENCAPSULATION_BYTES
@@ -50,6 +50,8 @@ class SealedTrace:
     commitment: bytes
     signature: bytes
     encapsulation: bytes
+    # Not given at construction, so that a copy with another header does not keep this one's.
+    _parsed: Header | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         got = (self.nonce, self.commitment, self.signature, self.encapsulation)
@@ -63,8 +65,32 @@ class SealedTrace:
 
     @property
     def parsed(self) -> Header:
-        """The header's fields, decoded at each call; EnvelopeError where it is not canonical."""
-        return decode_header(self.header)
+        """The header's fields; EnvelopeError where `header` is not one in canonical encoding."""
+        return self._parsed or decode_header(self.header)
+
+    @classmethod
+    def under(
+        cls,
+        header: Header,
+        *,
+        nonce: bytes,
+        ciphertext: bytes,
+        commitment: bytes,
+        signature: bytes,
+        encapsulation: bytes,
+    ) -> "SealedTrace":
+        """A trace whose header is at hand: it is encoded once and, where sound, never decoded."""
+        sealed = cls(
+            header=header.encode(),
+            nonce=nonce,
+            ciphertext=ciphertext,
+            commitment=commitment,
+            signature=signature,
+            encapsulation=encapsulation,
+        )
+        if is_sound(header):
+            object.__setattr__(sealed, "_parsed", header)
+        return sealed
 
 
 def share_id(encapsulation: bytes) -> bytes:
@@ -134,15 +160,15 @@ def read_record(data: bytes) -> tuple[SealedTrace, Header]:
     if len(data) > MAX_RECORD_BYTES:
         raise EnvelopeError(f"a record of {len(data)} bytes, at most {MAX_RECORD_BYTES} allowed")
     fields: dict[str, bytes] = {}
-    at = 1
+    at, size = 1, len(data)
     for name in _FIELDS:
         start = at + 4
         at = start + int.from_bytes(data[at:start], "big")
-        if start > len(data) or at > len(data):
+        if start > size or at > size:
             raise EnvelopeError(f"a log record ends inside its field {name}; drop it")
         fields[name] = bytes(data[start:at])
-    if at != len(data):
-        raise EnvelopeError(f"a log record goes on for {len(data) - at} bytes after its last field")
+    if at != size:
+        raise EnvelopeError(f"a log record goes on for {size - at} bytes after its last field")
     sealed = SealedTrace(**fields)
     return sealed, decode_header(sealed.header)
 

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from draftkeep.errors import CodecError
 
 _F64 = struct.Struct("<d")
+# The smallest type of an array more than one byte wide.
+_TYPES = {2: np.uint16, 3: np.uint32, 4: np.uint32}
 _U64 = struct.Struct("<Q")
 _MAX_U64 = 2**64 - 1
 _MAX_VARINT_BYTES = 10
@@ -97,10 +99,12 @@ class Reader:
     def u8(self) -> int:
         """One byte."""
         at = self._at
-        if at >= len(self._data):
-            raise CodecError("trace body ends early; drop the trace")
+        try:
+            value = self._data[at]
+        except IndexError:
+            raise CodecError("trace body ends early; drop the trace") from None
         self._at = at + 1
-        return self._data[at]
+        return value
 
     def u64(self) -> int:
         """Eight bytes."""
@@ -108,14 +112,23 @@ class Reader:
 
     def f64(self) -> float:
         """A float64 that is not NaN."""
-        value = float(_F64.unpack(self.take(8))[0])
-        if math.isnan(value):
+        return self.f64s(_F64)[0]
+
+    def f64s(self, form: struct.Struct) -> tuple[float, ...]:
+        """Float64s behind one another, none of them NaN; `form` says how many."""
+        values: tuple[float, ...] = form.unpack(self.take(form.size))
+        if any(map(math.isnan, values)):
             raise CodecError("trace body holds NaN where a sampling value is expected")
-        return value
+        return values
 
     def varint(self) -> int:
         """An unsigned integer below 2^64."""
-        value = self.u8()
+        at = self._at
+        try:
+            value = self._data[at]
+        except IndexError:
+            raise CodecError("trace body ends early; drop the trace") from None
+        self._at = at + 1
         if value < 0x80:
             return value
         value &= 0x7F
@@ -139,16 +152,26 @@ class Reader:
         """A byte string with its length."""
         return self.take(self.varint())
 
-    def array(self, count: int | None = None) -> NDArray[np.int64]:
-        """An array of integers; `count`, where given, is how many there must be."""
+    def array(self, count: int | None = None) -> NDArray[np.unsignedinteger]:
+        """An array of integers, of the smallest type that holds its width and often a view.
+
+        `count`, where given, is how many there must be.
+        """
         stored = self.varint()
         width = self.u8()
         if not 1 <= width <= 4:
             raise CodecError(f"trace body has an array of width {width}, expected 1 to 4")
         if count is not None and stored != count:
             raise CodecError(f"trace body has an array of {stored}, expected {count} entries")
-        planes_WN = np.frombuffer(self.take(stored * width), np.uint8).reshape(width, stored)
-        values_N: NDArray[np.int64] = planes_WN[-1].astype(np.int64)
+        size = stored * width
+        if size > len(self._data) - self._at:
+            raise CodecError("trace body ends early; drop the trace")
+        bytes_S = np.frombuffer(self._data, np.uint8, size, self._at)
+        self._at += size
+        if width == 1:
+            return bytes_S
+        planes_WN = bytes_S.reshape(width, stored)
+        values_N: NDArray[np.unsignedinteger] = planes_WN[-1].astype(_TYPES[width])
         for plane_N in planes_WN[-2::-1]:
             values_N <<= 8
             values_N |= plane_N

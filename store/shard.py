@@ -48,7 +48,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from draftkeep.errors import ShardError
-from draftkeep.ingest.header import FIELD_NAMES, Header
+from draftkeep.ingest.header import Header, header_of
 from draftkeep.ingest.record import SealedTrace
 from draftkeep.store.storage import Storage
 from draftkeep.store.stored_file import is_of_storage
@@ -89,6 +89,7 @@ _SEAL_TYPES = {
     "signature": pa.binary(64),
     "encapsulation": pa.binary(),
 }
+_EACH_ROWS = ("nonce", "ciphertext", "commitment", "signature")
 _NULLABLE = frozenset({"parent_trace_id", "domain", "encapsulation"})
 
 
@@ -142,10 +143,12 @@ def read_shard(
             with decoding(name):
                 table = file.read_row_group(group, use_threads=False)
                 note_encapsulations(table, shares)
-                columns = [column.to_pylist() for column in table.columns]
-            for values in zip(*columns, strict=True):
-                row = dict(zip(SCHEMA.names, values, strict=True))
-                header = Header(**{field: row[field] for field in FIELD_NAMES})
+                columns = [_values(column) for column in table.columns[: len(_HEADER_TYPES)]]
+                seals = [_values(table.column(name)) for name in _EACH_ROWS]
+            for values, seal in zip(
+                zip(*columns, strict=True), zip(*seals, strict=True), strict=True
+            ):
+                header = header_of(values)
                 if tenants is not None and header.tenant not in tenants:
                     continue
                 if keep is not None and not keep(header):
@@ -153,7 +156,21 @@ def read_shard(
                 if header.share_id not in shares:
                     # It lies in a row group that was passed over.
                     _note_all_encapsulations(file, name, header.share_id, shares)
-                yield _record(header, row, shares)
+                nonce, ciphertext, commitment, signature = seal
+                yield SealedTrace.under(
+                    header,
+                    nonce=nonce,
+                    ciphertext=ciphertext,
+                    commitment=commitment,
+                    signature=signature,
+                    encapsulation=shares[header.share_id],
+                )
+
+
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    # By way of NumPy: a column's own list makes a scalar of every value first.
+    values: list[Any] = column.to_numpy().tolist()
+    return values
 
 
 def read_keys(storage: Storage, name: str) -> frozenset[tuple[bytes, str]]:
@@ -213,17 +230,6 @@ def _note_all_encapsulations(
             f"{name} has a row without its encapsulation; restore it from a copy whose SHA-256 is "
             "the catalog's, or delete its row"
         )
-
-
-def _record(header: Header, row: dict[str, Any], shares: dict[bytes, bytes]) -> SealedTrace:
-    return SealedTrace(
-        header=header.encode(),
-        nonce=row["nonce"],
-        ciphertext=row["ciphertext"],
-        commitment=row["commitment"],
-        signature=row["signature"],
-        encapsulation=shares[header.share_id],
-    )
 
 
 def _row_groups(file: pq.ParquetFile, tenants: Collection[str] | None) -> list[int]:

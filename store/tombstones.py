@@ -1,10 +1,11 @@
 """Tombstones: what must not be read, trained on or stored again."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, Row
 
 from draftkeep.ingest.header import Header
 from draftkeep.store.catalog import CHUNK
@@ -30,24 +31,34 @@ class Tombstones:
 
 
 def load_tombstones(connection: Connection, headers: Iterable[Header]) -> Tombstones:
-    """Every tombstone that could cover one of `headers`."""
+    """Every tombstone that could cover one of `headers`, and perhaps others."""
     wanted: set[bytes] = set()
     for header in headers:
         wanted.update((header.alias, header.trace_id, header.tenant.encode()))
     aliases, traces, tenants = set(), set(), set()
-    values = sorted(wanted)
-    for start in range(0, len(values), CHUNK):
-        chunk = values[start : start + CHUNK]
-        for row in connection.execute(sa.select(tombstones).where(tombstones.c.value.in_(chunk))):
-            if row.kind == "alias":
-                aliases.add((row.value, row.period_id))
-            elif row.kind == "trace":
-                traces.add(row.value)
-            else:
-                tenants.add(row.value.decode())
+    for row in _rows(connection, sorted(wanted)):
+        if row.kind == "alias":
+            aliases.add((row.value, row.period_id))
+        elif row.kind == "trace":
+            traces.add(row.value)
+        else:
+            tenants.add(row.value.decode())
     return Tombstones(
         aliases=frozenset(aliases), traces=frozenset(traces), tenants=frozenset(tenants)
     )
+
+
+def _rows(connection: Connection, values: Sequence[bytes]) -> Iterator[Row[Any]]:
+    query = sa.select(tombstones)
+    # Asking for a value takes several times as long as reading a row, and most often there are few.
+    few = len(values) // 4
+    every = connection.execute(query.limit(few + 1)).all()
+    if len(every) <= few:
+        yield from every
+        return
+    for start in range(0, len(values), CHUNK):
+        chunk = values[start : start + CHUNK]
+        yield from connection.execute(query.where(tombstones.c.value.in_(chunk)))
 
 
 def erased_traces() -> sa.ColumnElement[bool]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -200,11 +200,12 @@ def test_any_flipped_bit_in_any_field_is_refused(
     data: st.DataObject, steady: tuple[World, SealedTrace]
 ) -> None:
     world, sealed = steady
-    name = data.draw(st.sampled_from(sorted(SealedTrace.__dataclass_fields__)))
+    name = data.draw(st.sampled_from([field.name for field in fields(sealed) if field.init]))
     value = bytearray(getattr(sealed, name))
     value[data.draw(st.integers(0, len(value) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    changes: dict[str, Any] = {name: bytes(value)}
     with pytest.raises(EnvelopeError):
-        world.opener.open(replace(sealed, **{name: bytes(value)}))
+        world.opener.open(replace(sealed, **changes))
 
 
 FORGED: dict[str, Any] = {
@@ -303,7 +304,7 @@ def test_no_message_gives_anything_away(world: World) -> None:
     assert repr(key.key) not in repr(key)
 
 
-def _resign(sealed: SealedTrace, key: SigningKey, **changes: bytes) -> SealedTrace:
+def _resign(sealed: SealedTrace, key: SigningKey, **changes: Any) -> SealedTrace:
     changed = replace(sealed, **changes)
     message = envelope.signed_message(
         changed.header, changed.nonce, changed.ciphertext, changed.commitment

@@ -1,12 +1,14 @@
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from draftkeep.errors import EnvelopeError
+from draftkeep.ingest.header import Header, decode_header
 from draftkeep.ingest.record import (
     MAX_RECORD_BYTES,
     RECORD_OVERHEAD_BYTES,
@@ -82,8 +84,53 @@ def test_the_size_limit_holds_both_ways() -> None:
     "name", ["nonce", "ciphertext", "commitment", "signature", "encapsulation"]
 )
 def test_a_field_of_the_wrong_length_is_named(name: str) -> None:
-    fields = {
-        field: getattr(decode_record(RECORD), field) for field in SealedTrace.__dataclass_fields__
-    }
+    sealed = decode_record(RECORD)
+    values = {field.name: getattr(sealed, field.name) for field in fields(sealed) if field.init}
     with pytest.raises(EnvelopeError, match=name):
-        SealedTrace(**{**fields, name: bytes(7)})
+        SealedTrace(**{**values, name: bytes(7)})
+
+
+def under(header: Header) -> SealedTrace:
+    sealed = decode_record(RECORD)
+    values = {
+        field.name: getattr(sealed, field.name)
+        for field in fields(sealed)
+        if field.init and field.name != "header"
+    }
+    return SealedTrace.under(header, **values)
+
+
+def test_a_trace_made_under_a_header_is_the_trace_that_is_read() -> None:
+    header = decode_record(RECORD).parsed
+    sealed = under(header)
+    assert sealed == decode_record(RECORD)
+    assert sealed.parsed is header
+    assert replace(sealed, nonce=bytes(12)).parsed == header
+    other = replace(header, positions=header.positions + 1)
+    assert replace(sealed, header=other.encode()).parsed == other
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2},
+        {"version": True},
+        {"trace_id": bytes(15)},
+        {"tenant": ""},
+        {"consent": 3},
+        {"subject_kind": 2},
+        {"origin": 3},
+        {"expiry_s": 0},
+        {"positions": -1},
+        {"body_bytes": 2**63},
+        {"target": "x" * 32},
+        {"parent_trace_id": bytes(17)},
+    ],
+)
+def test_a_header_that_would_not_decode_is_not_believed(change: dict[str, Any]) -> None:
+    header = replace(decode_record(RECORD).parsed, **change)
+    sealed = under(header)
+    with pytest.raises(EnvelopeError):
+        decode_header(sealed.header)
+    with pytest.raises(EnvelopeError):
+        _ = sealed.parsed

@@ -7,11 +7,11 @@ import sqlalchemy as sa
 
 from draftkeep.store import schema
 from draftkeep.store.catalog import Catalog
-from draftkeep.store.tombstones import erased_shards
+from draftkeep.store.tombstones import erased_shards, load_tombstones
 from tests.store.conftest import World, ids
 
 
-def _lay(catalog: Catalog, kind: str, value: bytes) -> None:
+def _lay(catalog: Catalog, kind: str, *values: bytes) -> None:
     with catalog.begin() as connection:
         connection.execute(
             sa.insert(schema.erasures).values(
@@ -28,11 +28,12 @@ def _lay(catalog: Catalog, kind: str, value: bytes) -> None:
                 jobs_contaminated=0,
             )
         )
-        connection.execute(
-            sa.insert(schema.tombstones).values(
-                kind=kind, value=value, period_id=b"", tenant="acme", erasure=b"e", at_s=1.0
+        for value in values:
+            connection.execute(
+                sa.insert(schema.tombstones).values(
+                    kind=kind, value=value, period_id=b"", tenant="acme", erasure=b"e", at_s=1.0
+                )
             )
-        )
 
 
 @pytest.mark.parametrize("kind", ["tenant", "trace"])
@@ -60,3 +61,13 @@ def test_only_a_trace_of_its_own_makes_the_search_read_all_traces(tmp_path: Path
     assert len(scans) == 1
     # Within the search for such tombstones, so that it is not begun where there are none.
     assert plan[scans[0] - 1].startswith("SEARCH tombstones")
+
+
+@pytest.mark.parametrize("others", [0, 1, 5, 600])
+def test_what_a_batch_is_judged_by_is_found_among_few_and_many(world: World, others: int) -> None:
+    headers = [world.seal(tenant="acme").parsed for _ in range(9)]
+    strangers = [number.to_bytes(16, "big") for number in range(others)]
+    _lay(world.catalog, "trace", headers[3].trace_id, *strangers)
+    with world.catalog.read() as connection:
+        found = load_tombstones(connection, headers)
+    assert [header for header in headers if found.cover(header)] == [headers[3]]
