@@ -246,7 +246,8 @@ class KafkaLog:
         if found != self._identity:
             raise StoreError(
                 f"topic {self._partition.topic} has id {found.topic_id}, expected "
-                f"{self._identity.topic_id}: it was deleted and made again; open the log again to use the one that is there"
+                f"{self._identity.topic_id}: it was deleted and made again; open the log again to "
+                "use the one that is there"
             )
 
     def _check_open(self) -> None:

@@ -58,6 +58,13 @@ def forget_log(
                 f"the catalog has no offsets of a log named {name}; the audit view `offsets` has "
                 "the names"
             )
+        topics = sorted({offset.topic_id for offset in found})
+        if yes and len(topics) > 1:
+            raise InputError(
+                f"{len(topics)} logs are named {name}: {', '.join(topics)}; nothing was "
+                "forgotten. Give the id of the one that is meant; without --yes their clusters "
+                "are shown"
+            )
         if yes:
             offsets.forget_log(catalog, name)
     finally:

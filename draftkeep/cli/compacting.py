@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -101,9 +101,8 @@ class _Turns:
         self._work = work
         self._stop = stop
         self._outage = Outage("compacting")
-        # Whose turn it is only the group can tell. While brokers are away from the start on it is
-        # everybody's, and deadlines are kept.
-        self._upkeep_is_ours = True
+        # The partitions that were last ours; None where none ever was.
+        self._had: Collection[int] | None = None
 
     @property
     def pause_s(self) -> float:
@@ -120,10 +119,8 @@ class _Turns:
             return self._stop.is_set() or time.monotonic() > limit_s
 
         done, failures = self._work.compact(stopped)
-        with suppress(StoreError):
-            self._upkeep_is_ours = does_upkeep(self._work.partitions())
         kept = UpkeepReport()
-        if self._upkeep_is_ours and not self._stop.is_set():
+        if self._upkeep_is_ours() and not self._stop.is_set():
             until_s = time.monotonic() + _UPKEEP_S
             kept = do_upkeep(
                 self._work.config,
@@ -134,6 +131,16 @@ class _Turns:
             )
         kept.failures[:0] = failures
         return done, kept
+
+    def _upkeep_is_ours(self) -> bool:
+        try:
+            mine = self._work.partitions()
+        except StoreError:
+            # Only the group can tell whose it is, and deadlines do not wait for brokers: so it is
+            # whose it was, and that of all who never had a partition.
+            return self._had is None or does_upkeep(self._had)
+        self._had = mine or self._had
+        return does_upkeep(mine)
 
     def settle(self, kept: UpkeepReport) -> None:
         """Say what failed, once. Raises LogReplacedError, for which only an operator has an

@@ -1,5 +1,6 @@
 """Clients that no broker lets in: each says its own reason."""
 
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
@@ -20,11 +21,13 @@ def hangs_up() -> Iterator[int]:
     def answer() -> None:
         while True:
             try:
-                with server.accept()[0] as accepted:
-                    # What is left unread would make it a reset.
-                    accepted.recv(1024)
+                accepted, _ = server.accept()
             except OSError:
                 return
+            with accepted, contextlib.suppress(OSError):
+                accepted.settimeout(0.5)
+                # What is left unread would make it a reset.
+                accepted.recv(1024)
 
     answering = threading.Thread(target=answer)
     answering.start()

@@ -229,7 +229,12 @@ def test_a_slow_network_brings_what_it_brought_by_the_deadline(
 def test_a_forked_child_uses_no_client_of_its_parent(kafka_broker: Kafka, topic: str) -> None:
     log = KafkaLog(kafka_broker.access, topic)
     log.append([b"before"])
-    calls = [log.bounds, log.identity, lambda: log.append([b"x"]), lambda: log.read(0, 1, 1)]
+    calls: tuple[Callable[[], object], ...] = (
+        log.bounds,
+        log.identity,
+        lambda: log.append([b"x"]),
+        lambda: log.read(0, 1, 1),
+    )
     child = os.fork()
     if child == 0:
         refused = 0
@@ -250,9 +255,7 @@ def test_a_forked_child_uses_no_client_of_its_parent(kafka_broker: Kafka, topic:
 def test_a_fault_of_the_library_costs_no_budget(
     kafka_broker: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    writer = KafkaWriter(
-        kafka_broker.access, topic, budget_bytes=200_000, deadline_s=DEADLINE_S
-    )
+    writer = KafkaWriter(kafka_broker.access, topic, budget_bytes=200_000, deadline_s=DEADLINE_S)
     record = b"x" * 90_000
     writer.append([record], partition=0)
 
