@@ -3,8 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from bench.scale_load import PERIOD_S, SHARD_BYTES, TRACE_BYTES, TRACES_A_SUBJECT, TTL_S, short
-from draftkeep.store.database import BUSY_S
+from bench.scale_load import SHARD_BYTES, TRACE_BYTES, TRACES_A_SUBJECT, TTL_S, short
 
 _DATABASE_BYTES = 1e12
 _PASS_S = 60.0

@@ -9,7 +9,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import parse_qs, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
@@ -242,7 +242,7 @@ class TenantConfig(_Section):
     api_key_sha256: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
     keys: tuple[KeyConfig, ...] = ()
     limits: LimitsConfig = LimitsConfig()
-    domains: tuple[str, ...] = ()
+    domains: tuple[Annotated[str, Field(max_length=255, pattern=r"^[^\x00]*$")], ...] = ()
     hide_domain: bool = False
     capture: Literal["never", "opt_in", "opt_out"] = "opt_in"
     consent: Literal["tenant", "pool", "everyone"] = "tenant"

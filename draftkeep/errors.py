@@ -16,7 +16,8 @@
     │   ├── LogFullError       the embedded log reached its byte cap
     │   ├── ConflictError      another writer won; drop the own work and start again
     │   ├── ShardError         one shard's file is not what was listed; the others can be used
-    │   └── LogReplacedError   a log is not the one that was read before
+    │   └── PermanentError     what repeating cannot mend
+    │       └── LogReplacedError  a log is not the one that was read before
     └── ModelError             a target, tokenizer or drafter that does not fit
 
 A message says what happened, what was got, what was expected and what to do about it. It never
@@ -100,8 +101,12 @@ class ShardError(StoreError):
     """One shard's file cannot be read, or is not what was listed; the others can be used."""
 
 
-class LogReplacedError(StoreError):
-    """A log is not the one that was read before; repeating cannot help, an operator decides."""
+class PermanentError(StoreError):
+    """Repeating cannot help, an operator decides: another catalog's shards, a newer schema."""
+
+
+class LogReplacedError(PermanentError):
+    """A log is not the one that was read before."""
 
 
 class ModelError(DraftkeepError):

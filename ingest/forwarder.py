@@ -1,5 +1,6 @@
 """Forwarder: an embedded log, moved into Kafka. What the brokers do not take stays."""
 
+import contextlib
 import hashlib
 import logging
 import threading
@@ -110,7 +111,7 @@ class Forwarder:
             except Exception as error:
                 self._counts.failed()
                 now_s = time.monotonic()
-                outage.failed(f"{_reason(error)}. The log keeps all", now_s)
+                outage.failed(f"{_reason(error)}. The log keeps all and sends it again", now_s)
                 stop.wait(max(0.0, begun_s + outage.pause_s - now_s))
             else:
                 outage.worked(time.monotonic())
@@ -120,7 +121,9 @@ class Forwarder:
             self.drain()
         except Exception as error:
             self._counts.failed()
-            _log.warning("what was not forwarded stays in the log: %s", _reason(error))
+            with contextlib.suppress(StoreError):
+                self._counts.look(self._log)
+            _log.warning("%s: %s", left_behind(self.stats()), _reason(error))
 
     def drain(self) -> None:
         """Forward what there is, to the end, and free it.
@@ -218,6 +221,12 @@ class Forwarder:
     def _note_progress(self) -> None:
         oldest_s = self._groups[0].oldest_s if self._groups else None
         self._counts.reached(self._acknowledged_to, oldest_s)
+
+
+def left_behind(stats: ForwardStats) -> str:
+    """What a forwarder that ends says of the traces that it leaves in the log."""
+    left = "1 trace stays" if stats.waiting == 1 else f"{stats.waiting} traces stay"
+    return f"{left} in the log for the next start, or for draftkeep forward --once"
 
 
 def _first(records: Sequence[bytes], limit_bytes: int) -> list[bytes]:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from draftkeep.errors import StoreError
 # that is back would wait for us instead of we for it.
 RECONNECT_MAX_MS = 1000
 _PATIENCE_S = 10.0
+_CONNECTION = re.compile(r"<KafkaConnection [^>]*>:? ?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +112,8 @@ class KafkaAccess:
                 give_up()
                 raise StoreError(
                     f"no Kafka broker at {', '.join(self.servers)} lets us in: "
-                    f"{self._reason(words) or error}; check that it runs, its address, and the TLS "
-                    "and login settings of both sides"
+                    f"{words_of(self._reason(words) or error)}; check that it runs, its address, "
+                    "and the TLS and login settings of both sides"
                 ) from error
             finally:
                 alarm.cancel()
@@ -153,6 +155,11 @@ def require_process(pid: int) -> None:
             f"this Kafka client belongs to process {pid}, and process {os.getpid()} was forked "
             "from it; open one of its own after the fork"
         )
+
+
+def words_of(reason: object) -> str:
+    """The library's words without its connection objects, which say nothing to an operator."""
+    return _CONNECTION.sub("", str(reason))
 
 
 def keep_library_quiet() -> None:

@@ -18,7 +18,7 @@ from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.structs import OffsetAndMetadata
 
 from draftkeep.errors import StoreError
-from draftkeep.ingest.kafka_client import KafkaAccess
+from draftkeep.ingest.kafka_client import KafkaAccess, words_of
 
 SESSION_S = 10.0
 # How long a member may go without asking for its partitions before others get them.
@@ -219,6 +219,6 @@ def _explain(group: str, error: Exception) -> StoreError:
     if isinstance(error, StoreError):
         return error
     return StoreError(
-        f"consumer group {group} cannot be joined ({type(error).__name__}: {error}); check that "
-        "the brokers answer and that this user may read the group"
+        f"consumer group {group} cannot be joined ({type(error).__name__}: {words_of(error)}); "
+        "check that the brokers answer and that this user may read the group"
     )

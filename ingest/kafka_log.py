@@ -17,7 +17,7 @@ from kafka.errors import KafkaError, OffsetOutOfRangeError
 
 from draftkeep.config import KafkaConfig
 from draftkeep.errors import StoreError
-from draftkeep.ingest.kafka_client import KafkaAccess, require_process
+from draftkeep.ingest.kafka_client import KafkaAccess, require_process, words_of
 from draftkeep.ingest.kafka_topic_state import require_topic_id
 from draftkeep.ingest.kafka_writer import KafkaWriter
 from draftkeep.ingest.log import LogRecord, PartitionId
@@ -271,7 +271,8 @@ class KafkaLog:
                     if not error.retriable or time.monotonic() > deadline_s:
                         raise StoreError(
                             f"topic {self._partition.topic} cannot be reached "
-                            f"({type(error).__name__}: {error}); check that the brokers answer"
+                            f"({type(error).__name__}: {words_of(error)}); check that the "
+                            "brokers answer"
                         ) from error
                 time.sleep(_PAUSE_S)
 

@@ -8,7 +8,7 @@ from typing import Any
 from kafka.errors import KafkaError
 
 from draftkeep.errors import StoreError
-from draftkeep.ingest.kafka_client import KafkaAccess
+from draftkeep.ingest.kafka_client import KafkaAccess, words_of
 from draftkeep.ingest.kafka_topic_state import find_topic_id, running_brokers
 
 MAX_MESSAGE_BYTES = 2 * 1024**2
@@ -90,6 +90,6 @@ def delete_topic(admin: Any, topic_name: str, topic_id: str, *, patience_s: floa
             time.sleep(_PAUSE_S)
     except KafkaError as error:
         raise StoreError(
-            f"topic {topic_name} cannot be deleted ({type(error).__name__}: {error}); check that "
-            "this user may DELETE it, and delete.topic.enable on the brokers"
+            f"topic {topic_name} cannot be deleted ({type(error).__name__}: {words_of(error)}); "
+            "check that this user may DELETE it, and delete.topic.enable on the brokers"
         ) from error

@@ -12,6 +12,7 @@ from kafka.admin import ConfigResource, OffsetSpec
 from kafka.errors import KafkaError, UnknownTopicOrPartitionError
 
 from draftkeep.errors import StoreError
+from draftkeep.ingest.kafka_client import words_of
 from draftkeep.ingest.log import PartitionId
 
 
@@ -193,6 +194,6 @@ def _no_topic(topic_name: str) -> StoreError:
 
 def _not_looked_at(topic_name: str, error: KafkaError) -> StoreError:
     return StoreError(
-        f"topic {topic_name} cannot be looked at ({type(error).__name__}: {error}); check that "
-        "the brokers answer"
+        f"topic {topic_name} cannot be looked at ({type(error).__name__}: {words_of(error)}); "
+        "check that the brokers answer"
     )

@@ -244,7 +244,7 @@ class KafkaWriter:
         return StoreError(
             f"Kafka did not acknowledge {len(records)} records for topic {self._topic_name} within "
             f"{self._deadline_s:g} s ({type(error).__name__}); any of them may have been "
-            "written. Append them again: readers drop duplicates"
+            "written; sent again they are kept once"
         )
 
     def _discard(self, client: _Client) -> None:

@@ -167,6 +167,10 @@ class Keyring:
         ]
         return [pair for pair in candidates if self._rows.used_in(pair[1], pair[0])]
 
+    def knows(self, tenant: str, subject: str) -> bool:
+        """Whether there is a key of this subject, used in a living period or not."""
+        return self._rows.exists(tenant, SubjectKind.NAMED, self._tag_of(tenant, subject))
+
     def destroy_subject(self, tenant: str, subject: str) -> int:
         """Destroy a subject's key and aliases; returns the number of keys destroyed (0 or 1).
 
@@ -174,8 +178,7 @@ class Keyring:
         returns; StoreError where the deletion stands but those bytes could not be reached. Safe
         to repeat: a repetition reaches bytes that an interrupted call left.
         """
-        lookup_key = self._rows.lookup_key(tenant, create=False)
-        tag = b"" if lookup_key is None else names.subject_tag(lookup_key, subject)
+        tag = self._tag_of(tenant, subject)
         if not self._rows.exists(tenant, SubjectKind.NAMED, tag):
             return self._nothing_destroyed()
         with self._db.erase() as connection:
@@ -233,6 +236,10 @@ class Keyring:
                 ).rowcount
             destroyed += deleted
         return destroyed
+
+    def _tag_of(self, tenant: str, subject: str) -> bytes:
+        lookup_key = self._rows.lookup_key(tenant, create=False)
+        return b"" if lookup_key is None else names.subject_tag(lookup_key, subject)
 
     def _nothing_destroyed(self) -> int:
         # The rows may be gone already and only their bytes left, from a call that was interrupted.

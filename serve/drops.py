@@ -1,15 +1,14 @@
 """DropReporter: a node's counts of lost traces, brought into the catalog for the audit."""
 
-import logging
+import time
 from collections import Counter
 from collections.abc import Callable
 
+from draftkeep.outage import Outage
 from draftkeep.serve.capture import Capture
 from draftkeep.serve.problems import reason_of
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.drops import add_drops
-
-_log = logging.getLogger(__name__)
 
 
 class DropReporter:
@@ -24,6 +23,7 @@ class DropReporter:
         self._node = node
         self._clock = clock
         self._reported: Counter[str] = Counter()
+        self._outage = Outage("writing down what was dropped")
 
     def report(self) -> None:
         """Write what has been dropped since the last successful report. Never raises."""
@@ -35,6 +35,7 @@ class DropReporter:
             with self._catalog.begin() as connection:
                 add_drops(connection, self._node, grown, self._clock())
         except Exception as error:
-            _log.warning("drops are not in the catalog yet: %s", reason_of(error))
+            self._outage.failed(reason_of(error), time.monotonic())
         else:
             self._reported = counts
+            self._outage.worked(time.monotonic())

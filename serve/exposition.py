@@ -88,6 +88,11 @@ class Exposition(Collector):
         yield from _speculation(state.engine.speculation)
         yield from _failures(state.engine)
         yield from _capture(state.capture)
+        yield _gauge(
+            "draftkeep_catalog_up",
+            "1 while the node can read the catalog",
+            [({}, int(state.catalog_up))],
+        )
         if state.forwarding is not None:
             yield from _forwarding(state.forwarding)
         yield from _answers(counted)

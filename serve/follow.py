@@ -2,14 +2,17 @@
 
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 from draftkeep.errors import ConfigError, ModelError
+from draftkeep.outage import Outage
 from draftkeep.serve.engine.drafting import DraftModel
 from draftkeep.serve.engine.engine import Engine
 from draftkeep.serve.periodic import Periodic
+from draftkeep.serve.problems import reason_of
 from draftkeep.store.drafter import load_drafter
 from draftkeep.store.models import TargetModel
 from draftkeep.store.registry import Registry
@@ -27,7 +30,7 @@ class ChannelFollower:
     channel that is cleared leaves the engine to its floor at the next poll, and so does a running
     drafter that was quarantined, whatever the channel says. A drafter that the engine lost to a
     failing pass is loaded again at the next poll, `RELOADS` times in all, and then refused. While
-    the registry cannot be read the running drafter stays.
+    the registry cannot be read the running drafter stays, and `catalog_up` is False.
     """
 
     def __init__(
@@ -52,7 +55,10 @@ class ChannelFollower:
         self._stuck: bytes | None = None
         self._lock = threading.Lock()
         self._rounds = Periodic("follower", self.poll, every_s=every_s)
+        # Its pauses are not waited for: whoever erased wants to know at once.
+        self._outage = Outage("reading the registry")
         self.current: bytes | None = None
+        self.catalog_up = True
 
     def start(self) -> None:
         """Poll once, so that a node that is ready already drafts, then keep polling."""
@@ -76,11 +82,12 @@ class ChannelFollower:
                 current = self.current
                 sound = current is None or self._registry.status(current) == "registered"
             except Exception as error:
-                _log.warning(
-                    "the registry cannot be read (%s); the running drafter stays",
-                    type(error).__name__,
-                )
+                self.catalog_up = False
+                reason = f"{reason_of(error)}. The running drafter stays"
+                self._outage.failed(reason, time.monotonic())
                 return
+            self.catalog_up = True
+            self._outage.worked(time.monotonic())
             if digest == current or (digest is not None and self._take(digest)):
                 self.current = digest
             elif digest is None or not sound:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from draftkeep.config import KafkaConfig
 from draftkeep.ingest.forward_counts import ForwardStats
-from draftkeep.ingest.forwarder import Forwarder
+from draftkeep.ingest.forwarder import Forwarder, left_behind
 from draftkeep.ingest.kafka_client import KafkaAccess
 from draftkeep.ingest.log import Log
 
@@ -48,4 +48,4 @@ class Forwarding:
         if self._thread.is_alive():
             self._thread.join(0.2 * timeout_s)
         if self._thread.is_alive():
-            _log.warning("the brokers do not answer; the next start forwards what is left")
+            _log.warning("%s: the brokers do not answer", left_behind(self._forwarder.stats()))

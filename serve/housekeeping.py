@@ -1,8 +1,9 @@
 """Housekeeper: what a node does for its deadlines and its accounts beside serving."""
 
-import logging
+import time
 from collections.abc import Callable
 
+from draftkeep.outage import Outage
 from draftkeep.policies.keyring import Keyring
 from draftkeep.serve.drops import DropReporter
 from draftkeep.serve.periodic import Periodic
@@ -11,15 +12,14 @@ from draftkeep.serve.sealing import PublishingSealer
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.periods import publish_periods
 
-_log = logging.getLogger(__name__)
-
 
 class Housekeeper:
     """Destroys expired keys, publishes deadlines, lets the sealer forget what is over, unlinks what
     expired in the log, looks whether the engine still comes round, and reports drops.
 
     Every `every_s` seconds in a thread of its own, so that no engine, drafter or log can hold up a
-    deadline. A chore that fails is logged, keeps no other from being done, and is tried again.
+    deadline. A chore that fails keeps no other from being done and is tried again in every round;
+    that is said at once, now and then, and when it works again.
     `sealer`, `keyring` and `expire_log` are None where the node has none; `look` logs an engine
     that stalls; `clock` is the wall clock.
     """
@@ -50,6 +50,7 @@ class Housekeeper:
             self._chores.append(("expiring the log", expire_log))
         self._chores.append(("looking at the engine", look))
         self._chores.append(("reporting drops", drops.report))
+        self._outages = {what: Outage(what) for what, _ in self._chores}
         self._rounds = Periodic("housekeeper", self.keep, every_s=every_s)
 
     def start(self) -> None:
@@ -70,4 +71,6 @@ class Housekeeper:
             try:
                 chore()
             except Exception as error:
-                _log.error("%s failed and is tried again: %s", what, reason_of(error))
+                self._outages[what].failed(reason_of(error), time.monotonic())
+            else:
+                self._outages[what].worked(time.monotonic())

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from draftkeep.config import Config
-from draftkeep.errors import InputError, UnavailableError
+from draftkeep.errors import InputError, PermanentError, StoreError, UnavailableError
 from draftkeep.policies.tenant import Tenants
 from draftkeep.serve.assembly import (
     cache_shape,
@@ -53,7 +53,12 @@ class Node:
     """
 
     def __init__(
-        self, config: Config, target: TargetModel, *, clock: Callable[[], float] = time.time
+        self,
+        config: Config,
+        target: TargetModel,
+        *,
+        open_catalog: Callable[[Config], Catalog] = Catalog.configured,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._config = config
         self.now_s = clock
@@ -87,7 +92,7 @@ class Node:
             on_problem=self._problems.problem,
             on_step=self.metrics.step,
         )
-        self.catalog = Catalog.configured(config)
+        self.catalog = open_catalog(config)
         self.registry = Registry(self.catalog, config.state_dir / "drafters")
         self._keyring = open_keyring(config, clock=clock)
         self._outbox = open_outbox(
@@ -101,26 +106,20 @@ class Node:
         )
         self.engine_thread = EngineThread(self.engine, stall_s=config.serve.stall_s)
         self._drops = DropReporter(self.capture, self.catalog, node=config.serve.node, clock=clock)
-        self.housekeeper = Housekeeper(
-            self._drops,
-            None if self._outbox is None else self._outbox.sealer,
-            self._keyring,
-            self.catalog,
-            look=lambda: self.engine_thread.alive,
-            expire_log=None if self._outbox is None else self._expire_log,
-            clock=clock,
-            every_s=KEEP_HOUSE_S,
-        )
+        self.housekeeper = self._make_housekeeper()
         self.follower = make_follower(config, self.engine, self.registry, target)
         self._draining = False
 
     @classmethod
-    def build(cls, config: Config) -> "Node":
-        """Load the target and assemble; raises what refuses a start."""
+    def build(
+        cls, config: Config, *, open_catalog: Callable[[Config], Catalog] = Catalog.configured
+    ) -> "Node":
+        """Load the target, open the catalog and assemble; raises what refuses a start."""
         if config.model.threads:
             torch.set_num_threads(config.model.threads)
         model = config.model
-        return cls(config, load_target(model.target, device=model.device, dtype=model.dtype))
+        target = load_target(model.target, device=model.device, dtype=model.dtype)
+        return cls(config, target, open_catalog=open_catalog)
 
     def start(self) -> None:
         """Run the engine, keep house and follow the channel."""
@@ -174,6 +173,7 @@ class Node:
             groups=self.groups.snapshot(),
             tenants=self.limits.usage(),
             capture=self.capture.stats(),
+            catalog_up=self.follower.catalog_up,
             forwarding=None if self._outbox is None else self._outbox.stats(),
         )
 
@@ -189,6 +189,7 @@ class Node:
 
         Cached keys go at the keyring's next call, by its erasure counter. Requests under way and
         traces that wait are never sealed. A subject nobody has seen gives a result of zeros.
+        UnavailableError, which says whether anything was erased, where the catalog is away.
         """
         if tenant not in {known.name for known in self._config.tenants}:
             raise InputError("that tenant is not configured on this node", param="tenant")
@@ -196,15 +197,37 @@ class Node:
             raise UnavailableError(
                 "the keyring cannot be used here, see the node's log; use draftkeep erase"
             )
+        try:
+            self.catalog.reach()
+        except StoreError as error:
+            raise UnavailableError(f"{error}. Nothing was erased: ask again") from None
         if self._outbox is not None:
             self._outbox.sealer.forget(tenant, subject)
         try:
             return erase_subject(
                 self.catalog, self._keyring, tenant=tenant, subject=subject, now_s=self.now_s()
             )
+        except PermanentError:
+            raise
+        except StoreError as error:
+            raise UnavailableError(
+                f"{error}. The erasure may have begun: ask again to finish it"
+            ) from None
         finally:
             # The plan may be committed even where a later step failed.
             self.follower.poll()
+
+    def _make_housekeeper(self) -> Housekeeper:
+        return Housekeeper(
+            self._drops,
+            None if self._outbox is None else self._outbox.sealer,
+            self._keyring,
+            self.catalog,
+            look=lambda: self.engine_thread.alive,
+            expire_log=None if self._outbox is None else self._expire_log,
+            clock=self._clock,
+            every_s=KEEP_HOUSE_S,
+        )
 
     def _expire_log(self) -> None:
         """What waits for its reader since before every deadline is noise, and takes room."""

@@ -18,6 +18,7 @@ from fastapi import FastAPI
 from draftkeep.config import Config
 from draftkeep.errors import ConfigError
 from draftkeep.files import write_file
+from draftkeep.serve.catalog_wait import StoppedError, wait_for_catalog
 from draftkeep.serve.http.app import build_app
 from draftkeep.serve.logs import log_to_stderr
 from draftkeep.serve.node import Node
@@ -30,11 +31,11 @@ _log = logging.getLogger(__name__)
 def serve(config: Config) -> None:
     """Serve until SIGTERM or SIGINT, then return.
 
-    The probes answer while the model is being loaded. The first signal makes the node unready and
-    refuses new requests; those under way have `serve.grace_s` to finish, the rest is cancelled,
-    and what was captured is delivered. A second signal ends the grace. The address is written to
-    `serve.json` in the state directory once requests are taken. Raises ConfigError or ModelError
-    where the node cannot start.
+    The probes answer while the model is being loaded and while the catalog is waited for. The first
+    signal makes the node unready and refuses new requests; those under way have `serve.grace_s` to
+    finish, the rest is cancelled, and what was captured is delivered. A second signal ends the
+    grace. The address is written to `serve.json` in the state directory once requests are taken.
+    Raises ConfigError or ModelError where the node cannot start.
     """
     log_to_stderr()
     with (
@@ -49,6 +50,7 @@ def serve(config: Config) -> None:
             try:
                 server.run(sockets=[listener])
             finally:
+                loader.stop()
                 loader.join()
                 loader.close()
 
@@ -101,6 +103,7 @@ class _Loader(threading.Thread):
         self._app = app
         self._server = server
         self._listener = listener
+        self._ending = threading.Event()
         self._node: Node | None = None
         self._failure: Exception | None = None
 
@@ -108,16 +111,25 @@ class _Loader(threading.Thread):
         """Build and start the node; a failure stops the server."""
         _log.info("loading the model; /readyz is 200 once requests are taken")
         try:
-            node = self._node = Node.build(self._config)
+            node = self._node = Node.build(
+                self._config, open_catalog=lambda config: wait_for_catalog(config, self._ending)
+            )
             node.start()
             self._app.state.node = node
             url = _write_address(self._config, self._listener)
+        except StoppedError:
+            return
         except Exception as error:
             self._failure = error
             self._server.should_exit = True
             return
-        tenants = len(self._config.tenants)
-        _log.info("serving %s on %s for %d tenants", node.model_id, url, tenants)
+        count = len(self._config.tenants)
+        tenants = "1 tenant" if count == 1 else f"{count} tenants"
+        _log.info("serving %s on %s for %s", node.model_id, url, tenants)
+
+    def stop(self) -> None:
+        """Wait for no catalog any more."""
+        self._ending.set()
 
     def close(self) -> None:
         """Close what was built, and raise what kept the rest from being built."""

@@ -14,7 +14,8 @@ class NodeStats:
 
     `target` is the served model's fingerprint. `groups` are the counts of finished requests by
     domain (`GroupCounts`), `tenants` what each tenant used of its limits (`Limits.usage`).
-    `forwarding` is what waits for Kafka, None where compactors read the node's own log.
+    `catalog_up` is whether the follower could read the catalog at its last poll. `forwarding` is
+    what waits for Kafka, None where compactors read the node's own log.
     """
 
     target: bytes
@@ -22,4 +23,5 @@ class NodeStats:
     groups: Mapping[str, Mapping[str, int]]
     tenants: Mapping[str, Mapping[str, int]]
     capture: CaptureStats
+    catalog_up: bool
     forwarding: ForwardingStats | None

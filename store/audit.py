@@ -28,6 +28,8 @@ from draftkeep.store.storage import Storage
 ROW_LIMIT = 10_000
 TIME_LIMIT_S = 10.0
 _ATTEMPTS = 5
+# What DuckDB says before the reason why Arrow could not read a shard.
+_READING = "stream registered as '_shard_rows' failed: "
 
 # The sealed record of a dead letter stays where it is.
 _TABLES = {
@@ -113,13 +115,10 @@ class AuditSession:
                     ) from None
                 except duckdb.Error as error:
                     if not self._lost_a_shard():
-                        raise InputError(f"the query failed: {error}", param="sql") from None
+                        raise self._explained(error) from None
                 self._connection.close()
                 self._connect()
-        raise StoreError(
-            f"shards changed under {_ATTEMPTS} attempts, or a listed file is not there; "
-            "run the sweeper, which names missing files"
-        )
+        raise StoreError(f"shards were replaced under {_ATTEMPTS} attempts; ask again")
 
     def report(self, name: str) -> AuditResult:
         """One of the built-in reports: see `audit_views.REPORTS`. Raises InputError if unknown."""
@@ -176,7 +175,29 @@ class AuditSession:
         )
 
     def _lost_a_shard(self) -> bool:
-        return not {file.name for file in self._storage.list()}.issuperset(self._names)
+        """Whether one was replaced since the snapshot; StoreError where one is still listed."""
+        absent = set(self._names).difference(file.name for file in self._storage.list())
+        if not absent:
+            return False
+        with self._catalog.read() as connection:
+            lost = sorted(absent.intersection(connection.scalars(sa.select(schema.shards.c.name))))
+        if lost:
+            raise StoreError(
+                f"{len(lost)} listed shards, {lost[0]} the first, "
+                f"are not in {self._storage.place}; "
+                "check that shards.url (or state_dir) is the one they were written under. "
+                "draftkeep catalog check names them all; restore them from a backup"
+            )
+        return True
+
+    def _explained(self, error: duckdb.Error) -> InputError | StoreError:
+        _, of_storage, reason = str(error).partition(_READING)
+        if not of_storage:
+            return InputError(f"the query failed: {error}", param="sql")
+        return StoreError(
+            f"the shards in {self._storage.place} cannot be read ({reason:.400}); check the "
+            "storage and who may read it. draftkeep catalog check names damaged files"
+        )
 
 
 def _single_select(sql: str) -> duckdb.Statement:

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from draftkeep.config import Config
-from draftkeep.errors import ConfigError, StoreError
+from draftkeep.errors import ConfigError, PermanentError
 from draftkeep.store import database, migrations, schema
 from draftkeep.store.database import Mode
 
@@ -39,42 +39,50 @@ class Catalog:
         return bool(config.catalog.url) or (config.state_dir / FILE).exists()
 
     @classmethod
-    def configured(cls, config: Config, *, create: bool = True) -> "Catalog":
+    def configured(cls, config: Config, *, create: bool = True, migrate: bool = True) -> "Catalog":
         """Open the catalog that a configuration names: SQLite in `state_dir`, or PostgreSQL.
 
-        ConfigError where it is not there and `create` is False, for a command that only looks: a
-        mistyped path or URL must not make an empty one.
+        ConfigError where it is not there and `create` is False: a mistyped path or URL must not
+        make an empty one. PermanentError where it is of an earlier schema and `migrate` is False,
+        for a command that only looks: there is no way back.
         """
         if config.catalog.url:
             return cls.connect(
-                config.catalog.url, password=config.catalog.read_password(), create=create
+                config.catalog.url,
+                password=config.catalog.read_password(),
+                create=create,
+                migrate=migrate,
             )
         if not create and not cls.is_there(config):
             raise ConfigError(
                 f"no catalog in {config.state_dir}; check state_dir, or start the service"
             )
-        return cls.open(config.state_dir / FILE)
+        return cls.open(config.state_dir / FILE, create=create, migrate=migrate)
 
     @classmethod
-    def open(cls, path: Path) -> "Catalog":
-        """Open the SQLite catalog at `path`; creates it, and its directory, where missing.
+    def open(cls, path: Path, *, create: bool = True, migrate: bool = True) -> "Catalog":
+        """Open the SQLite catalog at `path`; makes it, and its directory, where `create` lets it.
 
-        Raises StoreError when the file is of a newer schema or is no catalog.
+        Raises PermanentError when the file is of a newer schema or is no catalog, and when it is
+        of an earlier one and `migrate` is False; ConfigError as `connect` does.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        return cls.connect(f"sqlite:///{path}")
+        return cls.connect(f"sqlite:///{path}", create=create, migrate=migrate)
 
     @classmethod
-    def connect(cls, url: str, *, password: str | None = None, create: bool = True) -> "Catalog":
+    def connect(
+        cls, url: str, *, password: str | None = None, create: bool = True, migrate: bool = True
+    ) -> "Catalog":
         """Open the catalog at a SQLAlchemy URL; brings its schema up to this version's.
 
-        Raises StoreError when it is of a newer schema or cannot be reached, and ConfigError where
-        there is none and `create` is False.
+        Raises StoreError when it cannot be reached, PermanentError when it is of a newer schema or
+        no catalog, or of an earlier one and `migrate` is False, and ConfigError where there is
+        none and `create` is False.
         """
         engine = database.make_engine(url, password)
         catalog = cls(engine)
         try:
-            catalog._ensure_schema(create)
+            catalog._ensure_schema(create, migrate)
         except BaseException:
             engine.dispose()
             raise
@@ -105,6 +113,11 @@ class Catalog:
         ):
             yield connection
 
+    def reach(self) -> None:
+        """Raises StoreError where the database does not answer."""
+        with self.read() as connection:
+            connection.execute(sa.select(sa.literal(1)))
+
     @property
     def place(self) -> str:
         """Where the catalog is, for a person: a path, or a URL without its password."""
@@ -115,7 +128,7 @@ class Catalog:
         """Close every pooled connection."""
         self.engine.dispose()
 
-    def _ensure_schema(self, create: bool) -> None:
+    def _ensure_schema(self, create: bool, migrate: bool) -> None:
         try:
             with self.read() as connection:
                 version = migrations.version_of(connection)
@@ -124,15 +137,21 @@ class Catalog:
                     f"no catalog at {database.shown(self.engine.url)}; check the URL, or start "
                     "the service"
                 )
+            if 0 < version < schema.SCHEMA_VERSION and not migrate:
+                raise PermanentError(
+                    f"the catalog at {self.place} has schema version {version}, expected "
+                    f"{schema.SCHEMA_VERSION}; copy the catalog, then start the service or run "
+                    "draftkeep compact, which bring it up to date"
+                )
             if version < schema.SCHEMA_VERSION:
                 version = self._migrate()
         except sa.exc.DatabaseError as error:
-            raise StoreError(
+            raise PermanentError(
                 f"the catalog at {self.place} cannot be opened ({error.orig}); "
                 "check the path, its permissions and that it is a catalog"
             ) from None
         if version != schema.SCHEMA_VERSION:
-            raise StoreError(
+            raise PermanentError(
                 f"catalog schema version {version}, expected {schema.SCHEMA_VERSION}; "
                 "install the version of draftkeep that wrote it"
             )

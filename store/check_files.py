@@ -16,8 +16,9 @@ _SIZE = "every file has the size it was listed with"
 _DIGEST = "every file has the digest it was listed with"
 _TRACES = "a file holds the traces that the catalog has for it"
 _RESTORE = "restore the file from a backup; its row stays until then"
+_FIND = f"check that shards.url (or state_dir) is the one it was written under, or {_RESTORE}"
 _REMEDIES = {
-    _MISSING: _RESTORE,
+    _MISSING: _FIND,
     _SIZE: _RESTORE,
     _DIGEST: _RESTORE,
     _TRACES: "restore catalog and shards from one backup",

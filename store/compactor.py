@@ -54,7 +54,8 @@ _log = logging.getLogger(__name__)
 class CompactReport:
     """What one run did. `dead` and `counted` are by reason; `gaps` are [first, next) offsets.
 
-    `lag` is how many offsets the log was ahead of `next_offset` when the run began.
+    `lag` is how many offsets the log was ahead of `next_offset` when the run began; 0 where it
+    gave no record.
     """
 
     read: int
@@ -150,7 +151,10 @@ class Compactor:
             gaps=tuple(gaps),
             shards=tuple(file.name for file in files),
             next_offset=following,
-            lag=max(0, offset.following - following),
+            # Where nothing came, what is left holds no record, such as the end of a transaction. It
+            # is passed with the record after it: a broker that has just become leader may not
+            # show its last ones yet.
+            lag=max(0, offset.following - following) if records else 0,
         )
 
     def _alarm(self, offset: LogOffset, gaps: list[tuple[int, int]], plan: _Plan) -> None:

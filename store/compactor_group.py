@@ -33,7 +33,8 @@ class Round:
         """What failed, in one error with the first reason; empty where nothing did."""
         return [
             StoreError(
-                f"{len(self.failed)} partitions cannot be compacted; partition {partition}: {error}"
+                f"{len(self.failed)} of the partitions cannot be compacted; partition {partition}: "
+                f"{error}"
             )
             for partition, error in sorted(self.failed.items())[:1]
         ]

@@ -121,15 +121,18 @@ def explain(url: URL, error: sa.exc.DBAPIError) -> StoreError:
         )
     if url.password:
         reason = reason.replace(str(url.password), "***")
-    return StoreError(
-        f"the catalog at {shown(url)} cannot be used ({reason}); check that it is there, that "
-        "this user may write to it and that the disk has room, then try again"
+    remedy = (
+        "that it is there, that this user may write to it and that the disk has room"
+        if url.get_backend_name() == "sqlite"
+        else "catalog.url, its password and that the server runs"
     )
+    return StoreError(f"the catalog at {shown(url)} cannot be used ({reason}); check {remedy}")
 
 
 def shown(url: URL) -> str:
-    """The URL for a message: no password and no parameters."""
-    return url._replace(password=None, query=immutabledict()).render_as_string()
+    """The URL for a message, as it is configured: no driver, no password and no parameters."""
+    plain = url._replace(password=None, query=immutabledict())
+    return plain.set(drivername=url.get_backend_name()).render_as_string()
 
 
 def insert(connection: Connection, table: sa.Table) -> sqlite.Insert | postgresql.Insert:

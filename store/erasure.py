@@ -27,17 +27,32 @@ _Alias = tuple[bytes, bytes]
 class ErasureResult:
     """What an erasure did, over all its attempts. Counts only; `erasure_id` is 16 bytes.
 
+    `known` is False where no key was ever made for the subject, so that nothing of it could be
+    stored. Then nothing was written down either, and there is no `erasure_id`.
     `keys_destroyed` 0 with aliases above 0 means that the key was gone before. `traces` counts
     rows of the catalog: what the log still holds is refused when it arrives.
     """
 
-    erasure_id: bytes
+    known: bool
+    erasure_id: bytes | None
     aliases: int
     traces: int
     keys_destroyed: int
     drafters_quarantined: int
     channels_moved: int
     jobs_contaminated: int
+
+
+_NOTHING = ErasureResult(
+    known=False,
+    erasure_id=None,
+    aliases=0,
+    traces=0,
+    keys_destroyed=0,
+    drafters_quarantined=0,
+    channels_moved=0,
+    jobs_contaminated=0,
+)
 
 
 def erase_subject(
@@ -53,18 +68,25 @@ def erase_subject(
 
     On return no key of the subject exists, every drafter that learned from it (and every
     descendant) is quarantined, and no channel points at one. Repeating it with nothing new to
-    erase returns the earlier result. A subject nobody has seen gives a result of zeros.
+    erase returns the earlier result. A subject nobody has seen gives a result of zeros, and the
+    catalog no row.
     """
     reference = _subject_ref(keyring, tenant, subject)
     planned: list[_Alias] = []
     while True:
         aliases = keyring.aliases_of(tenant, subject)
-        erasure_id = _plan(catalog, tenant, reference, aliases, now_s, random(16))
+        fresh_id = random(16) if aliases or keyring.knows(tenant, subject) else None
+        erasure_id = _plan(catalog, tenant, reference, aliases, now_s, fresh_id)
         # A node may have opened a new period for the subject while the plan was written.
         if set(keyring.aliases_of(tenant, subject)) <= {*planned, *aliases}:
             break
         planned = [*planned, *aliases]
     destroyed = keyring.destroy_subject(tenant, subject)
+    if erasure_id is None and destroyed:
+        # It came between the last look and the destruction.
+        erasure_id = _plan(catalog, tenant, reference, [], now_s, random(16))
+    if erasure_id is None:
+        return _NOTHING
     return _finish(catalog, erasure_id, destroyed, now_s)
 
 
@@ -79,11 +101,15 @@ def _plan(
     reference: bytes,
     aliases: Sequence[_Alias],
     now_s: float,
-    fresh_id: bytes,
-) -> bytes:
+    fresh_id: bytes | None,
+) -> bytes | None:
+    """Write down what is to go; None, and nothing is, where there is no `fresh_id` and no erasure
+    to go on with."""
     with catalog.begin() as connection:
         erasure_id = _find(connection, tenant, reference, reuse_done=not aliases)
         if erasure_id is None:
+            if fresh_id is None:
+                return None
             erasure_id = fresh_id
             _begin(connection, erasure_id, tenant, reference, now_s)
         for period_id, alias in aliases:
@@ -188,6 +214,7 @@ def _finish(catalog: Catalog, erasure_id: bytes, destroyed: int, now_s: float) -
         )
         found = connection.execute(sa.select(erasures).where(row.id == erasure_id)).one()
     return ErasureResult(
+        known=found.aliases > 0 or found.keys_destroyed > 0,
         erasure_id=erasure_id,
         aliases=found.aliases,
         traces=found.traces,

@@ -100,17 +100,16 @@ def note_gaps(
     where it lies below the log's beginning, and held no record elsewhere. Raises StoreError when
     the log answers with an offset below the one asked for.
     """
-    passed, expected, asked = [], offset.expected, offset.start
+    passed, expected = [], offset.expected
+    if offset.start > expected:
+        passed.append((expected, offset.start))
+        expected = offset.start
     for given in read:
-        if given < asked:
-            raise StoreError(f"the log gave offset {given} where {asked} or later was asked")
+        if given < expected:
+            raise StoreError(f"the log gave offset {given} where {expected} or later was asked")
         if given > expected:
             passed.append((expected, given))
-        expected = asked = given + 1
-    if not read and offset.following > expected:
-        # Nothing is left of what there was, or it was no record, as the end of a transaction.
-        passed.append((expected, offset.following))
-        expected = offset.following
+        expected = given + 1
     # Asked once more, since a log may lose its oldest records while they are read.
     first = max(offset.first, log.bounds()[0]) if passed else offset.first
     return [(begin, min(end, first)) for begin, end in passed if begin < first], expected

@@ -30,7 +30,7 @@ from sqlalchemy import (
 )
 
 # The last migration; a change here comes with one.
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 # SQLite counts rows by itself only in a column declared exactly INTEGER.
 _ROW_ID = BigInteger().with_variant(Integer, "sqlite")
@@ -43,11 +43,13 @@ schema_version = Table(
     Column("version", Integer, primary_key=True),
 )
 
-# One row: 16 random bytes that name this catalog, see `ownership`.
+# One row: 16 random bytes that name this catalog, and as many that name the place of its shards,
+# null until there is one. See `ownership`.
 identity = Table(
     "identity",
     metadata,
     Column("id", LargeBinary, primary_key=True),
+    Column("place", LargeBinary, nullable=True),
 )
 
 # One immutable Parquet file. Every trace in it expires at `bucket_s` at the latest.

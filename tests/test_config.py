@@ -143,6 +143,15 @@ def test_an_unknown_key_in_the_environment_is_an_error(name: str) -> None:
         load_config(None, {name: "1"})
 
 
+@pytest.mark.parametrize("domain", ["a" * 256, "code\\u0000"])
+def test_a_domain_that_no_header_holds_is_refused(tmp_path: Path, domain: str) -> None:
+    sha256 = "0" * 64
+    text = f'[[tenants]]\nname = "acme"\napi_key_sha256 = "{sha256}"\ndomains = ["{domain}"]\n'
+    with pytest.raises(ConfigError, match="domains"):
+        load_config(write(tmp_path, text), {})
+    load_config(write(tmp_path, text.replace(domain, "a" * 255)), {})
+
+
 def test_a_ttl_under_four_periods_is_refused() -> None:
     with pytest.raises(ConfigError, match="lengthen ttl_s"):
         load_config(None, {"DRAFTKEEP_RETENTION__TTL_S": "14399"})

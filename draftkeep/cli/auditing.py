@@ -15,7 +15,7 @@ from draftkeep.store.storage import open_storage
 
 def ask(config: Config, sql: str) -> AuditResult:
     """Run one SELECT over the audit views of a configuration's state directory."""
-    catalog = Catalog.configured(config, create=False)
+    catalog = Catalog.configured(config, create=False, migrate=False)
     try:
         with AuditSession(catalog, open_storage(config), now_s=time.time()) as session:
             return session.query(sql)
@@ -26,6 +26,27 @@ def ask(config: Config, sql: str) -> AuditResult:
 def print_result(result: AuditResult, console: Console) -> None:
     """Print a table, and say so where rows were cut off."""
     console.print(plain_table(result.columns, result.rows))
+    _say_if_cut(result, console)
+
+
+def print_report(result: AuditResult, console: Console) -> None:
+    """Print a report's table like any other, its times as UTC."""
+    rows = (
+        (
+            _utc(value) if name.endswith("_s") else value
+            for name, value in zip(result.columns, row, strict=True)
+        )
+        for row in result.rows
+    )
+    console.print(plain_table(result.columns, rows))
+    _say_if_cut(result, console)
+
+
+def _utc(time_s: float | None) -> str | None:
+    return None if time_s is None else time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(time_s))
+
+
+def _say_if_cut(result: AuditResult, console: Console) -> None:
     if result.truncated:
         console.print(f"only the first {len(result.rows)} rows; narrow the question for the rest")
 

@@ -95,7 +95,7 @@ def _check_store(config: Config, *, repair: bool, digests: bool) -> _Report:
 
     storage = open_storage(config)
     with ExitStack() as stack:
-        catalog = Catalog.configured(config, create=False)
+        catalog = Catalog.configured(config, create=False, migrate=repair)
         stack.callback(catalog.close)
         require_own(catalog, storage)
         logs = [SqliteLog.open_reader(config.log_path)] if config.log_path.exists() else []

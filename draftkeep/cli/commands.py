@@ -90,7 +90,7 @@ def audit(
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """Ask in SQL what is stored, until when, and what was erased. Content stays sealed."""
-    from draftkeep.cli.auditing import ask, print_json, print_result
+    from draftkeep.cli.auditing import ask, print_json, print_report, print_result
     from draftkeep.cli.tables import table_console
     from draftkeep.store.audit_views import REPORTS
 
@@ -104,7 +104,8 @@ def audit(
     if json:
         print_json(result)
     else:
-        print_result(result, table_console())
+        show = print_result if report is None else print_report
+        show(result, table_console())
 
 
 @app.command()

@@ -6,32 +6,21 @@ Needs no key. With Kafka `--every` joins a consumer group, and of its members on
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
 
+from draftkeep.cli.compact_work import CompactWork, open_work
 from draftkeep.cli.stopping import stop_event
 from draftkeep.cli.upkeep import UpkeepReport, do_upkeep
 from draftkeep.config import Config
-from draftkeep.errors import ConfigError, LogReplacedError, StoreError
-from draftkeep.ingest.kafka_client import KafkaAccess
-from draftkeep.ingest.kafka_group import KafkaGroup
-from draftkeep.ingest.kafka_log import KafkaLog
-from draftkeep.ingest.kafka_topic_state import require_partitions
-from draftkeep.ingest.log import Log
-from draftkeep.ingest.sqlite_log import SqliteLog
+from draftkeep.errors import ConfigError, LogReplacedError, PermanentError, StoreError
 from draftkeep.outage import Outage
 from draftkeep.serve.logs import log_to_stderr
-from draftkeep.store.anchors import ISSUER, read_anchor
-from draftkeep.store.catalog import Catalog
-from draftkeep.store.compactor import Compactor
-from draftkeep.store.compactor_group import CompactorGroup, Round, does_upkeep, totals
-from draftkeep.store.ownership import claim
-from draftkeep.store.storage import Storage, open_storage
+from draftkeep.store.compactor_group import Round, does_upkeep, totals
 
 # A round ends after so long (or `--every`, where that is more), so that a backlog keeps nobody
 # from the upkeep.
@@ -39,25 +28,7 @@ _ROUND_S = 60.0
 _JOINING_S = 1.0
 # Well below the time after which a member that is busy loses its partitions.
 _UPKEEP_S = 120.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Work:
-    """What is compacted, and by what."""
-
-    config: Config
-    catalog: Catalog
-    storage: Storage
-    compactors: CompactorGroup
-    partitions: Callable[[], Collection[int]]
-
-    def compact(self, stopped: Callable[[], bool]) -> tuple[Round, list[StoreError]]:
-        """One round and what failed in it."""
-        try:
-            done = self.compactors.run_round(self.partitions, stopped=stopped)
-        except StoreError as error:
-            return Round(), [error]
-        return done, done.failures()
+_log = logging.getLogger(__name__)
 
 
 def compact_once(config: Config) -> dict[str, Any]:
@@ -67,8 +38,8 @@ def compact_once(config: Config) -> dict[str, Any]:
     first wins, and nobody's partitions are taken away. Raises StoreError with what failed.
     """
     log_to_stderr(logging.WARNING)
-    with _opened(config, join=False) as work:
-        done, failures = work.compact(lambda: False)
+    with open_work(config, join=False) as work:
+        done, failures = work.compact(work.partitions, lambda: False)
         kept = do_upkeep(config, work.catalog, work.storage, clock=time.time)
         for failure in [*failures, *kept.failures]:
             raise failure
@@ -76,18 +47,27 @@ def compact_once(config: Config) -> dict[str, Any]:
 
 
 def compact_forever(config: Config, *, every_s: float) -> None:
-    """Compact until SIGTERM or Ctrl-C, one line of counts whenever there was something to do."""
+    """Compact until SIGTERM or Ctrl-C.
+
+    One line of counts whenever there was something to do, without those that are zero. Which
+    partitions are this process's is logged whenever it changes. Raises PermanentError for what
+    only an operator can mend; all else is waited for.
+    """
     log_to_stderr(logging.WARNING)
+    _log.setLevel(logging.INFO)
     console = Console()
+    outage = Outage("compacting")
     with stop_event() as stop, ExitStack() as stack:
-        work = _wait_for_work(config, stack, console, stop, every_s)
-        turns = None if work is None else _Turns(work, stop)
+        work = _wait_for_work(config, stack, console, stop, outage, every_s)
+        turns = None if work is None else _Turns(work, stop, outage)
         while turns is not None and not stop.is_set():
             began_s = time.monotonic()
             done, kept = turns.take(began_s + max(every_s, _ROUND_S))
-            line = _line(done, kept.counts)
-            if any(line.values()):
-                console.print_json(data=line, indent=None)
+            line = {name: value for name, value in _line(done, kept.counts).items() if value}
+            if line:
+                now = datetime.now(UTC).isoformat(timespec="seconds")
+                stamp = {"time": now, "partitions": spans(turns.had)}
+                console.print_json(data={**stamp, **line}, indent=None)
             turns.settle(kept)
             # Without a partition yet it has not joined, which takes a moment.
             rest_s = every_s if done.lag else min(every_s, _JOINING_S)
@@ -97,12 +77,18 @@ def compact_forever(config: Config, *, every_s: float) -> None:
 class _Turns:
     """Rounds of one process of a group, with the upkeep where that is its turn."""
 
-    def __init__(self, work: _Work, stop: threading.Event) -> None:
+    def __init__(self, work: CompactWork, stop: threading.Event, outage: Outage) -> None:
         self._work = work
         self._stop = stop
-        self._outage = Outage("compacting")
+        self._outage = outage
         # The partitions that were last ours; None where none ever was.
         self._had: Collection[int] | None = None
+        self._announced: set[int] | None = None
+
+    @property
+    def had(self) -> Collection[int]:
+        """The partitions that were last ours; none where none ever was."""
+        return self._had or ()
 
     @property
     def pause_s(self) -> float:
@@ -118,7 +104,7 @@ class _Turns:
         def stopped() -> bool:
             return self._stop.is_set() or time.monotonic() > limit_s
 
-        done, failures = self._work.compact(stopped)
+        done, failures = self._work.compact(self._mine, stopped)
         kept = UpkeepReport()
         if self._upkeep_is_ours() and not self._stop.is_set():
             until_s = time.monotonic() + _UPKEEP_S
@@ -132,15 +118,33 @@ class _Turns:
         kept.failures[:0] = failures
         return done, kept
 
+    def _mine(self) -> Collection[int]:
+        mine = self._work.partitions()
+        self._had = mine or self._had
+        if set(mine) != self._announced:
+            self._announce(set(mine))
+        return mine
+
+    def _announce(self, mine: set[int]) -> None:
+        if mine:
+            try:
+                count = len(self._work.topic_partitions())
+            except StoreError:
+                # Said with the next batch, then.
+                return
+            noun = "partition" if len(mine) == 1 else "partitions"
+            _log.info("has %s %s of %d", noun, spans(mine), count)
+        else:
+            _log.info("has no partition; takes part as soon as it is given one")
+        self._announced = mine
+
     def _upkeep_is_ours(self) -> bool:
         try:
-            mine = self._work.partitions()
+            return does_upkeep(self._mine())
         except StoreError:
             # Only the group can tell whose it is, and deadlines do not wait for brokers: so it is
             # whose it was, and that of all who never had a partition.
             return self._had is None or does_upkeep(self._had)
-        self._had = mine or self._had
-        return does_upkeep(mine)
 
     def settle(self, kept: UpkeepReport) -> None:
         """Say what failed, once. Raises LogReplacedError, for which only an operator has an
@@ -162,69 +166,38 @@ def _line(done: Round, kept: Mapping[str, int]) -> dict[str, Any]:
     return line
 
 
+def spans(partitions: Collection[int]) -> str:
+    """Partitions in few words: `0-3, 6`."""
+    found: list[list[int]] = []
+    for partition in sorted(partitions):
+        if found and partition == found[-1][1] + 1:
+            found[-1][1] = partition
+        else:
+            found.append([partition, partition])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
+
+
 def _wait_for_work(
-    config: Config, stack: ExitStack, console: Console, stop: threading.Event, every_s: float
-) -> _Work | None:
+    config: Config,
+    stack: ExitStack,
+    console: Console,
+    stop: threading.Event,
+    outage: Outage,
+    every_s: float,
+) -> CompactWork | None:
     """Open everything; None where it was stopped before there was anything to compact."""
     waiting = False
     while not stop.is_set():
         try:
-            return stack.enter_context(_opened(config, join=True))
+            return stack.enter_context(open_work(config, join=True))
         except ConfigError as error:
             # A compactor may be started before the node that makes what it reads.
             if not waiting:
                 console.print(f"waiting: {error}", markup=False)
             waiting = True
-        stop.wait(every_s)
+        except PermanentError:
+            raise
+        except StoreError as error:
+            outage.failed(str(error), time.monotonic())
+        stop.wait(outage.pause_s or every_s)
     return None
-
-
-@contextmanager
-def _opened(config: Config, *, join: bool) -> Iterator[_Work]:
-    issuer_public = read_anchor(config.state_dir, ISSUER)
-    with ExitStack() as stack:
-        catalog = Catalog.configured(config)
-        stack.callback(catalog.close)
-        storage = open_storage(config)
-        claim(catalog, storage)
-
-        def compactor(log: Log, free: bool) -> Compactor:
-            return Compactor(
-                log, catalog, storage, clock=time.time, issuer_public=issuer_public, free=free
-            )
-
-        compactors, partitions = _source(config, compactor, stack, join=join)
-        stack.callback(compactors.close)
-        yield _Work(
-            config=config,
-            catalog=catalog,
-            storage=storage,
-            compactors=compactors,
-            partitions=partitions,
-        )
-
-
-def _source(
-    config: Config, compactor: Callable[[Log, bool], Compactor], stack: ExitStack, *, join: bool
-) -> tuple[CompactorGroup, Callable[[], Collection[int]]]:
-    """Compactors of the log's partitions, and who says which are ours."""
-    if not config.kafka.servers:
-        directory = config.log_path
-        embedded = CompactorGroup(lambda _: compactor(SqliteLog.open_reader(directory), True))
-        return embedded, lambda: (0,)
-    kafka, access = config.kafka, KafkaAccess.configured(config.kafka)
-
-    def opened(partition: int) -> Compactor:
-        log = KafkaLog(access, kafka.topic, partition=partition, deadline_s=kafka.deadline_s)
-        # The upkeep deletes in the topic, and nobody else: it has to see what a crash undid.
-        return compactor(log, False)
-
-    @cache
-    def all_partitions() -> tuple[int, ...]:
-        with access.admin() as admin:
-            return require_partitions(admin, kafka.topic)
-
-    if not join:
-        return CompactorGroup(opened), all_partitions
-    group = stack.enter_context(KafkaGroup(access, kafka.topic, kafka.group))
-    return CompactorGroup(opened, committed=group.commit), group.assigned

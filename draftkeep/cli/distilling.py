@@ -1,7 +1,6 @@
 """A distillation job with progress bars, its outcome printed and left in `jobs/last.json`."""
 
 import json
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -41,17 +40,25 @@ def distill_with_progress(config: Config, *, tenant: str) -> JobResult:
         result = run_job(config, tenant=tenant, progress=progress)
     record = result.as_json()
     write_file(config.state_dir / "jobs" / "last.json", json.dumps(record, indent=1).encode())
-    _print_outcome(record, config, console)
+    print_outcome(result, config, console)
     return result
 
 
-def _print_outcome(record: dict[str, Any], config: Config, console: Console) -> None:
+def print_outcome(result: JobResult, config: Config, console: Console) -> None:
+    """What a person wants to know of a job that ended, with the numbers that it failed by."""
+    record = result.as_json()
     counts = record["counts"]
     console.print(f"The job ended: [bold]{record['status']}[/bold]", *record["reasons"])
     if record["status"] == "too_few_traces":
         have = counts.get("training_traces", counts.get("sealed", 0))
         console.print(
             f"{have} traces to train on, distill.min_traces is {config.distill.min_traces}"
+        )
+    if "too_few_requests" in record["reasons"]:
+        overall = result.gate.overall if result.gate else None
+        console.print(
+            f"{overall.count if overall else 0} held-out requests, distill.gate_min_held_out is "
+            f"{config.distill.gate_min_held_out}"
         )
     if record["replay"]:
         rows = [

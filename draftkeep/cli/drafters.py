@@ -18,7 +18,7 @@ SHOWN = ("replay", "tokens_per_step", "estimated_speed_up")
 def list_table(config: Config) -> Table:
     """One row a drafter, newest first, with the channels that point at it."""
     columns = ("drafter", "status", "channels", "scope", "signed", "parent", "created", "measures")
-    catalog = Catalog.configured(config, create=False)
+    catalog = Catalog.configured(config, create=False, migrate=False)
     try:
         registry = Registry(catalog, config.state_dir / "drafters")
         scopes = {EVERYONE, *(tenant_scope(tenant.name) for tenant in config.tenants)}

@@ -15,7 +15,7 @@ from draftkeep.store.erasure import erase_subject
 def erase_and_report(config: Config, *, tenant: str, subject: str) -> dict[str, Any]:
     """Erase, and return the result as JSON values. Safe to repeat.
 
-    `known` is False where nobody of that name was ever sealed under, so nothing could be erased.
+    `known` is False where no key was ever made for that name, so nothing could be erased.
     ConfigError where the keys directory holds no keyring, or not this state directory's: an
     erasure against another keyring would report success and destroy nothing.
     """
@@ -31,5 +31,4 @@ def erase_and_report(config: Config, *, tenant: str, subject: str) -> dict[str, 
     finally:
         keyring.close()
         catalog.close()
-    known = result.aliases > 0 or result.keys_destroyed > 0
-    return {**asdict(result), "erasure_id": result.erasure_id.hex(), "known": known}
+    return {**asdict(result), "erasure_id": result.erasure_id and result.erasure_id.hex()}

@@ -61,7 +61,7 @@ def show(config: ConfigOption = None) -> None:
         raise InputError(f"there is no topic {name}; make it with draftkeep topic create")
     retention = read_retention(access, name)
     try:
-        catalog = Catalog.configured(settings, create=False)
+        catalog = Catalog.configured(settings, create=False, migrate=False)
     except ConfigError:
         committed = {}
     else:

@@ -1,4 +1,4 @@
-"""`draftkeep catalog check`: its table and its exit status."""
+"""`draftkeep catalog`: what its commands show, and their exit status."""
 
 import os
 from pathlib import Path
@@ -7,19 +7,51 @@ import pytest
 from typer.testing import CliRunner
 
 from draftkeep.cli.commands import app
-from draftkeep.errors import ConfigError, StoreError
+from draftkeep.errors import ConfigError, InputError, StoreError
+from draftkeep.ingest.log import PartitionId
 from draftkeep.store.catalog import Catalog
+from draftkeep.store.offsets import LogOffset, advance, stored_offsets
 from draftkeep.store.storage_objects import ObjectStorage
 from tests.services.s3 import Bucket
 from tests.store.conftest import log_in
 
 
 def check(state_dir: Path, *options: str) -> tuple[int, str]:
+    return run(state_dir, "check", *options)
+
+
+def run(state_dir: Path, *arguments: str) -> tuple[int, str]:
     runner = CliRunner(env={"DRAFTKEEP_STATE_DIR": str(state_dir)})
-    result = runner.invoke(app, ["catalog", "check", *options])
+    result = runner.invoke(app, ["catalog", *arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.output
+
+
+def test_of_logs_with_one_name_the_one_whose_id_is_given_is_forgotten(tmp_path: Path) -> None:
+    catalog = Catalog.open(tmp_path / "catalog.db")
+    with catalog.begin() as connection:
+        for number, name in enumerate(["traces", "traces", ""]):
+            offset = LogOffset(
+                identity=PartitionId(f"cluster{number}", f"topic{number}", 0),
+                stored=None,
+                first=0,
+                following=5,
+                topic_name=name,
+            )
+            advance(connection, offset, 5, 0.0, [])
+    status, output = run(tmp_path, "forget-log", "traces")
+    assert status == 1
+    assert all(word in output for word in ("cluster0", "topic0", "cluster1", "topic1"))
+    with pytest.raises(InputError, match="2 logs are named traces: topic0, topic1"):
+        run(tmp_path, "forget-log", "traces", "--yes")
+    assert [found.topic_id for found in stored_offsets(catalog, "traces")] == ["topic0", "topic1"]
+    # One of an earlier version, whose name nobody knows, too.
+    for topic_id in ("topic1", "topic2"):
+        assert run(tmp_path, "forget-log", topic_id, "--yes")[0] == 0
+        assert stored_offsets(catalog, topic_id) == []
+    assert run(tmp_path, "forget-log", "traces", "--yes")[0] == 0
+    catalog.close()
 
 
 def test_without_a_catalog_it_refuses_and_makes_none(tmp_path: Path) -> None:

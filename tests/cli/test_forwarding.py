@@ -82,3 +82,16 @@ def test_it_wants_brokers(tmp_path: Path, left_log: Path) -> None:
     refused = subprocess.run(command(config, "--once"), capture_output=True, text=True)
     assert refused.returncode == 2
     assert "kafka.servers is empty" in refused.stderr
+
+
+def test_one_that_ends_says_how_much_it_leaves_and_for_whom(tmp_path: Path, left_log: Path) -> None:
+    away = configure(tmp_path, "127.0.0.1:1", "nowhere")
+    running = subprocess.Popen(command(away), stderr=subprocess.PIPE, text=True)
+    assert running.stderr is not None
+    first = running.stderr.readline()
+    running.send_signal(signal.SIGTERM)
+    _, rest = running.communicate(timeout=60)
+    assert running.returncode == 0
+    assert "forwarding to Kafka fails" in first
+    assert "<KafkaConnection" not in first
+    assert "10 traces stay in the log for the next start, or for draftkeep forward --once" in rest

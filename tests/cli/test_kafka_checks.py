@@ -55,7 +55,7 @@ def configured(house: House, tmp_path: Path, **changes: object) -> Config:
 def kafka_findings(config: Config) -> dict[str, Finding]:
     """Doctor's, without the models."""
     quick = config.model_copy(update={"model": config.model.model_copy(update={"target": "none"})})
-    names = ("brokers", "topic", "deadline", "lag", "kafka")
+    names = ("brokers", "topic", "deadline", "lag")
     return {item.check: item for item in examine(quick) if item.check in names}
 
 
@@ -170,10 +170,10 @@ def test_over_tls_and_scram_everything_works_and_says_why_it_does_not(
     }
     for name, (changes, reason) in cases.items():
         found = kafka_findings(configured(house, tmp_path, **{**changes, "deadline_s": 2}))
-        assert list(found) == ["kafka"], name
-        assert found["kafka"].status == "fail"
-        assert re.search(reason, found["kafka"].detail), (name, found["kafka"].detail)
-        said = found["kafka"].detail + found["kafka"].remedy
+        assert list(found) == ["brokers"], name
+        assert found["brokers"].status == "fail"
+        assert re.search(reason, found["brokers"].detail), (name, found["brokers"].detail)
+        said = found["brokers"].detail + found["brokers"].remedy
         assert wrong_secret not in said
         assert kafka_scram.password not in said
     other = OtherMechanism(

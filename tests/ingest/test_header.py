@@ -118,8 +118,7 @@ def test_any_other_value_is_refused_with_the_one_error(
         encoding = cbor2.dumps(other)
         try:
             read = decode_header(encoding)
-        except EnvelopeError as error:
-            assert len(str(error)) < 200
+        except EnvelopeError:
             continue
         assert read.encode() == encoding
 

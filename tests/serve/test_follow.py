@@ -132,9 +132,12 @@ def test_a_gates_key_that_comes_late_is_waited_for(
 
 
 def test_the_running_drafter_stays_while_the_registry_cannot_be_read(
-    stations: Callable[..., Any], publish: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
+    stations: Callable[..., Any],
+    publish: Callable[..., bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    station = stations(serve={"follow_s": 0.01})
+    station = stations(serve={"follow_s": 3600})
     digest = publish(station)
     point(station, digest)
     assert drafting(station) == digest
@@ -142,11 +145,22 @@ def test_the_running_drafter_stays_while_the_registry_cannot_be_read(
     def unreachable(*_: object) -> None:
         raise StoreError("no catalog")
 
-    with monkeypatch.context() as broken:
+    with monkeypatch.context() as broken, caplog.at_level(logging.WARNING):
         broken.setattr(station.node.registry, "channel", unreachable)
         assert drafting(station) == digest
+        assert drafting(station) == digest
+        assert not station.node.stats().catalog_up
+        assert "draftkeep_catalog_up 0.0" in station.node.exposition.render().decode()
     point(station, None)
-    assert drafting(station) == b""
+    with caplog.at_level(logging.WARNING):
+        assert drafting(station) == b""
+    assert station.node.stats().catalog_up
+    said = [line for line in caplog.messages if "the registry" in line]
+    assert said[0] == (
+        "reading the registry fails and is tried again: no catalog. The running drafter stays"
+    )
+    assert said[1].startswith("reading the registry works again, after ")
+    assert len(said) == 2
 
 
 def test_erasing_who_taught_it_ends_drafting_at_once(

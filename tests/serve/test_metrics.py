@@ -60,6 +60,7 @@ def idle() -> NodeStats:
         groups={},
         tenants={},
         capture=CaptureStats(acknowledged=0, declined={}, drops={}, pending=0, cut=0),
+        catalog_up=True,
         forwarding=None,
     )
 

@@ -1,7 +1,7 @@
 """A shard that is damaged, lost or at odds with the catalog: said, left alone, in nobody's way."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -171,9 +171,11 @@ class Watched(LocalStorage):
         self.asked.add(name)
         return super().exists(name)
 
-    def open(self, name: str) -> AbstractContextManager[pa.NativeFile]:
+    @contextmanager
+    def open(self, name: str) -> Iterator[pa.NativeFile]:
         self.asked.add(name)
-        return super().open(name)
+        with super().open(name) as file:
+            yield file
 
 
 def test_a_merge_asks_only_for_files_that_it_merges(world: World) -> None:

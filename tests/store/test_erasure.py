@@ -166,6 +166,8 @@ def test_what_is_erased_is_no_dead_letter_whatever_else_is_wrong_with_it(
     ann, bob = (world.seal(subject=subject) for subject in ("ann", "bob"))
     with world.catalog.begin() as connection:
         connection.execute(sa.delete(schema.node_tenants))
+    # So that the next write is the batch's.
+    world.compactor().run_once()
     world.append(bob, ann)
     catalog = HookedCatalog(world.catalog.engine)
     if when == "before the batch":
@@ -242,10 +244,47 @@ def test_repeating_it_changes_nothing_and_says_the_same(world: World) -> None:
     store(world, world.seal(subject="ann"))
     first = erase(world)
     assert erase(world) == first
-    assert erase(world, subject="nobody") == erase(world, subject="nobody")
-    assert erase(world, subject="nobody").aliases == 0
+    assert first.known
+    assert rows_of_erasures(world) == 1
+
+
+def rows_of_erasures(world: World) -> int:
     with world.catalog.read() as connection:
-        assert len(connection.execute(sa.select(schema.erasures)).all()) == 2
+        return len(connection.execute(sa.select(schema.erasures)).all())
+
+
+def test_somebody_unknown_leaves_no_row_and_asks_nothing_of_a_broker(world: World) -> None:
+    store(world, world.seal(subject="ann"))
+    nothing = erase(world, subject="nobody")
+    assert erase(world, subject="nobody") == nothing
+    assert (nothing.known, nothing.erasure_id, nothing.aliases) == (False, None, 0)
+    assert rows_of_erasures(world) == 0
+
+
+@pytest.mark.parametrize("look", [1, 2])
+def test_a_subject_that_appears_while_it_is_erased_is_erased(
+    world: World, monkeypatch: pytest.MonkeyPatch, look: int
+) -> None:
+    sealed: list[SealedTrace] = []
+    seen = world.keyring.aliases_of
+
+    def aliases_of(tenant: str, subject: str) -> list[tuple[bytes, bytes]]:
+        monkeypatch.setattr(world.keyring, "aliases_of", aliases_of if len(looks) < look else seen)
+        found = seen(tenant, subject)
+        looks.append(len(found))
+        if len(looks) == look:
+            sealed.append(world.seal(subject=subject))
+        return found
+
+    looks: list[int] = []
+    monkeypatch.setattr(world.keyring, "aliases_of", aliases_of)
+    result = erase(world)
+    assert (result.known, result.keys_destroyed, rows_of_erasures(world)) == (True, 1, 1)
+    with pytest.raises(KeyDestroyedError):
+        world.opener().open(sealed[0])
+    with world.catalog.read() as connection:
+        (state,) = connection.scalars(sa.select(schema.erasures.c.state))
+    assert state == "done"
 
 
 def test_a_subject_that_comes_back_is_a_new_erasure(world: World) -> None:

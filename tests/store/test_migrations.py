@@ -151,3 +151,17 @@ def test_a_command_that_only_looks_makes_no_catalog(bare_url: str) -> None:
     engine.dispose()
     Catalog.connect(bare_url).close()
     Catalog.connect(bare_url, create=False).close()
+
+
+def test_a_command_that_only_looks_migrates_nothing(bare_url: str) -> None:
+    engine = database.make_engine(bare_url)
+    earlier = dict(list(migrations.known().items())[:-1])
+    with database.migrating(engine) as connection:
+        before = migrations.upgrade(connection, earlier)
+    with pytest.raises(StoreError, match="copy the catalog, then start the service"):
+        Catalog.connect(bare_url, create=False, migrate=False)
+    with engine.connect() as connection:
+        assert migrations.version_of(connection) == before
+    engine.dispose()
+    Catalog.connect(bare_url).close()
+    Catalog.connect(bare_url, create=False, migrate=False).close()

@@ -1,7 +1,9 @@
 """A catalog never takes another's shards for files that nobody needs."""
 
 import os
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from draftkeep.errors import StoreError
 from draftkeep.store import schema
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.ownership import claim, require_own
+from draftkeep.store.storage_local import LocalStorage
 from draftkeep.store.sweeper import Sweeper
 from tests.store.conftest import World
 
@@ -76,3 +79,90 @@ def test_unfinished_files_are_nobodys(world: World) -> None:
     (world.shards_dir / ".tmp-1-54545454-a.parquet").write_bytes(b"half")
     claim(world.catalog, world.storage)
     assert require_own(world.catalog, world.storage)
+
+
+def test_a_second_place_gets_no_shard_and_no_mark(world: World) -> None:
+    world.append(world.seal())
+    world.compactor().run_once()
+    world.append(world.seal())
+    here, world.storage = world.storage, LocalStorage(world.root / "second" / "shards")
+    with pytest.raises(StoreError, match=r"lists 1 shards, and .*second/shards holds none of them"):
+        world.compactor().run_once()
+    with pytest.raises(StoreError, match="check shards"):
+        Sweeper(world.catalog, world.storage, clock=world.clock).run_once()
+    assert world.storage.read_mark() is None
+    assert world.files() == set()
+    world.storage = here
+    assert world.compactor().run_once().stored == 1
+    assert len(world.stored()) == 2
+
+
+def test_files_that_were_moved_bring_their_place_along(world: World) -> None:
+    world.append(world.seal())
+    world.compactor().run_once()
+    here, there = world.storage, LocalStorage(world.root / "second" / "shards")
+    for name in world.files():
+        with there.create(name) as copy:
+            copy.write((world.shards_dir / name).read_bytes())
+    claim(world.catalog, there)
+    claim(world.catalog, there)
+    assert require_own(world.catalog, there)
+    for look in (require_own, claim):
+        with pytest.raises(StoreError, match="keeps its shards elsewhere"):
+            look(world.catalog, here)
+
+
+def test_a_person_may_say_that_an_empty_place_is_theirs(world: World) -> None:
+    claim(world.catalog, world.storage)
+    there = LocalStorage(world.root / "second" / "shards")
+    with pytest.raises(StoreError, match="keeps its shards elsewhere") as caught:
+        claim(world.catalog, there)
+    line = str(caught.value).partition("write the line ")[2].partition(" into ")[0]
+    assert line == world.storage.read_mark()
+    there.write_mark(line)
+    claim(world.catalog, there)
+
+
+def test_a_mark_without_a_place_gets_one(world: World) -> None:
+    claim(world.catalog, world.storage)
+    mark = world.storage.read_mark() or ""
+    # As an earlier version left it.
+    world.storage.write_mark(mark.split()[0])
+    with world.catalog.begin() as connection:
+        connection.execute(sa.update(schema.identity).values(place=None))
+    assert require_own(world.catalog, world.storage)
+    claim(world.catalog, world.storage, new_place=lambda: b"P" * 16)
+    assert world.storage.read_mark() == f"{mark.split()[0]} {(b'P' * 16).hex()}"
+
+
+def test_who_was_killed_between_mark_and_catalog_goes_on(world: World) -> None:
+    claim(world.catalog, world.storage)
+    mark = world.storage.read_mark()
+    with world.catalog.begin() as connection:
+        connection.execute(sa.update(schema.identity).values(place=None))
+    claim(world.catalog, world.storage)
+    assert world.storage.read_mark() == mark
+    claim(world.catalog, world.storage)
+
+
+@pytest.mark.parametrize("places", [1, 2])
+def test_of_many_that_start_at_once_on_an_empty_catalog_one_place_wins(
+    world: World, places: int
+) -> None:
+    storages = [LocalStorage(world.root / f"place{n % places}" / "shards") for n in range(6)]
+    together = threading.Barrier(len(storages))
+
+    def start(storage: LocalStorage) -> str | None:
+        with closing(Catalog.connect(world.catalog_url)) as catalog:
+            together.wait()
+            try:
+                claim(catalog, storage)
+            except StoreError:
+                return None
+            return storage.place
+
+    with ThreadPoolExecutor(len(storages)) as pool:
+        got = list(pool.map(start, storages))
+    assert len({place for place in got if place}) == 1
+    assert got.count(None) == 6 - 6 // places
+    assert sum(storage.read_mark() is not None for storage in storages[:places]) == 1

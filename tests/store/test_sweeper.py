@@ -118,7 +118,8 @@ def past_deadline(world: World, traces: int) -> None:
 def test_others_write_while_a_bucket_expires(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweeping, "_BATCH_IDS", 2)
     past_deadline(world, 5)
-    left, broken = [], set()
+    left: list[int] = []
+    broken: set[str] = set()
 
     def pause() -> None:
         left.append(count(world, schema.trace_ids))

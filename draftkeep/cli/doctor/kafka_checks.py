@@ -57,7 +57,7 @@ def _committed(config: Config, state: TopicState) -> tuple[Mapping[int, int], se
     """How far the topic was read, and the ids of others of its name that were."""
     if not Catalog.is_there(config):
         return {}, set()
-    catalog = Catalog.configured(config, create=False)
+    catalog = Catalog.configured(config, create=False, migrate=False)
     try:
         stored = stored_offsets(catalog, state.topic_name)
         ids = {row.topic_id for row in stored if row.cluster == state.cluster}

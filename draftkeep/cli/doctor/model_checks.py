@@ -1,5 +1,6 @@
 """What `draftkeep doctor` checks of device, target and drafter. torch is imported only here."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from draftkeep.cli.doctor.finding import Finding
@@ -34,10 +35,18 @@ def check_device(config: Config) -> Finding:
     return Finding(check="device", status="ok", detail=shown)
 
 
-def check_model(config: Config) -> Finding:
-    """Does the target load, and do context and tokenizer fit it? Raises ModelError."""
-    target = _target(config)
-    limit = int(target.model.config.max_position_embeddings)
+def load_configured(config: Config) -> "TargetModel":
+    """The configured target. Raises ModelError."""
+    from draftkeep.store.models import load_target
+
+    model = config.model
+    return load_target(model.target, device=model.device, dtype=model.dtype)
+
+
+def check_model(config: Config, *, target: Callable[[], "TargetModel"]) -> Finding:
+    """Does the target load, and do context and tokenizer fit it? Raises what `target` raises."""
+    loaded = target()
+    limit = int(loaded.model.config.max_position_embeddings)
     if config.serve.max_context > limit:
         return Finding(
             check="model",
@@ -45,20 +54,23 @@ def check_model(config: Config) -> Finding:
             detail=f"serve.max_context {config.serve.max_context} is over the model's {limit}",
             remedy=f"set serve.max_context to {limit} or less",
         )
-    size = len(target.tokenizer)
-    if size > target.vocab:
+    size = len(loaded.tokenizer)
+    if size > loaded.vocab:
         return Finding(
             check="model",
             status="fail",
-            detail=f"the tokenizer has {size} ids, the model only {target.vocab}",
+            detail=f"the tokenizer has {size} ids, the model only {loaded.vocab}",
             remedy="use the tokenizer that came with the model",
         )
-    mark = target.target_fingerprint.hex()[:12]
+    mark = loaded.target_fingerprint.hex()[:12]
     return Finding(check="model", status="ok", detail=f"{config.model.target}, {mark}")
 
 
-def check_drafter(config: Config) -> Finding:
-    """Would the node draft with what its channel points at? Raises ModelError and StoreError."""
+def check_drafter(config: Config, *, target: Callable[[], "TargetModel"]) -> Finding:
+    """Would the node draft with what its channel points at?
+
+    Raises ModelError, StoreError and what `target` raises.
+    """
     from draftkeep.store.anchors import GATE, read_anchor
     from draftkeep.store.catalog import Catalog
     from draftkeep.store.drafter import load_drafter
@@ -73,11 +85,11 @@ def check_drafter(config: Config) -> Finding:
     )
     if not Catalog.is_there(config):
         return nothing
-    target = _target(config)
+    loaded = target()
     # As the node does, so that what does not fit there does not fit here.
-    embedding_VC = target.model.get_input_embeddings().weight
+    embedding_VC = loaded.model.get_input_embeddings().weight
     scope = scope_of(tuple(tenant.name for tenant in config.tenants))
-    catalog = Catalog.configured(config)
+    catalog = Catalog.configured(config, create=False, migrate=False)
     try:
         registry = Registry(catalog, config.state_dir / "drafters")
         digest = registry.channel(scope, config.serve.channel)
@@ -86,15 +98,15 @@ def check_drafter(config: Config) -> Finding:
         drafter = load_drafter(
             registry.path(digest),
             gate_public=read_anchor(config.state_dir, GATE),
-            expect_tokenizer=target.tokenizer_fingerprint,
-            expect_vocab=target.vocab,
+            expect_tokenizer=loaded.tokenizer_fingerprint,
+            expect_vocab=loaded.vocab,
             share_embeddings=embedding_VC,
             device=embedding_VC.device,
             dtype=embedding_VC.dtype,
         )
     finally:
         catalog.close()
-    if drafter.manifest.target != target.target_fingerprint.hex():
+    if drafter.manifest.target != loaded.target_fingerprint.hex():
         return Finding(
             check="drafter",
             status="fail",
@@ -102,10 +114,3 @@ def check_drafter(config: Config) -> Finding:
             remedy="serve that target again, or start over in a fresh state_dir",
         )
     return Finding(check="drafter", status="ok", detail=f"{scope} drafts with {digest.hex()[:12]}")
-
-
-def _target(config: Config) -> "TargetModel":
-    from draftkeep.store.models import load_target
-
-    model = config.model
-    return load_target(model.target, device=model.device, dtype=model.dtype)

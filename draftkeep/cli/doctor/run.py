@@ -3,16 +3,21 @@
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
 from pathlib import Path
 
 import typer
 
 from draftkeep.cli.doctor.finding import Finding
-from draftkeep.cli.doctor.model_checks import check_device, check_drafter, check_model
+from draftkeep.cli.doctor.model_checks import (
+    check_device,
+    check_drafter,
+    check_model,
+    load_configured,
+)
 from draftkeep.cli.options import ConfigOption
-from draftkeep.cli.tables import plain_table, table_console
+from draftkeep.cli.tables import table_console
 from draftkeep.config import Config, TenantConfig, load_config
 from draftkeep.errors import DraftkeepError
 
@@ -21,64 +26,71 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def doctor(config: ConfigOption = None) -> None:
-    """Check tenants, models, keys, log, catalog, disk and Kafka; name the remedy for each."""
-    findings = examine(load_config(config))
-    rows = [(item.check, item.status, item.detail, item.remedy) for item in findings]
-    table_console().print(plain_table(("check", "status", "found", "remedy"), rows))
-    if any(finding.status == "fail" for finding in findings):
+    """Check tenants, keys, log, catalog, shards, disk, models and Kafka; name each remedy."""
+    console, failed = table_console(), False
+    for finding in examine(load_config(config)):
+        failed |= finding.status == "fail"
+        line = f"{finding.check:<10} {finding.status:<5} {finding.detail}"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        if finding.remedy:
+            remedy = f"{'':<16} remedy: {finding.remedy}"
+            console.print(remedy, markup=False, highlight=False, soft_wrap=True)
+    if failed:
         raise typer.Exit(1)
 
 
-def examine(config: Config) -> list[Finding]:
-    """Run every check; one that raises is a finding, not the end."""
+def examine(config: Config) -> Iterator[Finding]:
+    """What each check finds, as it ends; one that raises is a finding, not the end."""
+    target = cache(partial(load_configured, config))
     checks: tuple[tuple[str, Callable[[Config], Finding]], ...] = (
         ("tenants", _tenants),
         ("device", check_device),
-        ("model", check_model),
-        ("drafter", check_drafter),
         ("keys", _keys),
         ("log", _log),
         ("catalog", _catalog),
+        ("shards", _shards),
         ("disk", _disk),
+        ("model", partial(check_model, target=target)),
+        ("drafter", partial(check_drafter, target=target)),
     )
-    findings = []
     for name, check in checks:
-        findings += _run(config, name, partial(_only, check))
-    return findings + _run(config, "kafka", _kafka)
+        yield from _run(config, name, partial(_only, check))
+    yield from _run(config, "brokers", _kafka)
 
 
 def _only(check: Callable[[Config], Finding], config: Config) -> list[Finding]:
     return [check(config)]
 
 
-def _run(config: Config, name: str, check: Callable[[Config], Iterable[Finding]]) -> list[Finding]:
+def _run(
+    config: Config, name: str, check: Callable[[Config], Iterable[Finding]]
+) -> Iterator[Finding]:
     """What a check finds; what it raises is its last finding."""
-    found: list[Finding] = []
     try:
-        for finding in check(config):
-            found.append(finding)
+        yield from check(config)
     except DraftkeepError as error:
         what, _, remedy = str(error).partition("; ")
-        found.append(Finding(check=name, status="fail", detail=what, remedy=remedy))
+        yield Finding(check=name, status="fail", detail=what, remedy=remedy)
     except (MemoryError, RuntimeError) as error:
-        found.append(
-            Finding(
-                check=name,
-                status="fail",
-                detail=f"{config.model.device} failed with {type(error).__name__}",
-                remedy="stop what else uses its memory, or choose another model.device",
-            )
+        yield Finding(
+            check=name,
+            status="fail",
+            detail=f"{config.model.device} failed with {type(error).__name__}",
+            remedy="stop what else uses its memory, or choose another model.device",
         )
     except OSError as error:
-        found.append(
-            Finding(
-                check=name,
-                status="fail",
-                detail=f"{error.strerror or type(error).__name__}: {error.filename or ''}",
-                remedy="make the path readable and writable for this user",
-            )
+        yield Finding(
+            check=name,
+            status="fail",
+            detail=f"{error.strerror or type(error).__name__}: {error.filename or ''}",
+            remedy="make the path readable and writable for this user",
         )
-    return found
+
+
+def _shards(config: Config) -> Finding:
+    from draftkeep.cli.doctor.shard_checks import check_shards
+
+    return check_shards(config)
 
 
 def _kafka(config: Config) -> Iterable[Finding]:
@@ -193,7 +205,7 @@ def _catalog(config: Config) -> Finding:
         return Finding(
             check="catalog", status="ok", detail="none yet; it is made at the first start"
         )
-    catalog = Catalog.configured(config, create=False)
+    catalog = Catalog.configured(config, create=False, migrate=False)
     catalog.close()
     return Finding(check="catalog", status="ok", detail=catalog.place)
 

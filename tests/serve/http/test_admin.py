@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from draftkeep.errors import KeyDestroyedError
+from draftkeep.errors import KeyDestroyedError, StoreError
 from draftkeep.serve.engine.counters import Totals
 
 ROUTES = [
@@ -123,7 +123,7 @@ def test_erasing_closes_what_was_captured_and_names_nobody(
         assert len(station.captured()) == 2
         body = {"tenant": "acme", "subject": subject}
         result = station.admin("POST", "/admin/erase", body).json()
-    assert (result["aliases"], result["keys_destroyed"]) == (1, 1)
+    assert (result["known"], result["aliases"], result["keys_destroyed"]) == (True, 1, 1)
     assert len(bytes.fromhex(result["erasure_id"])) == 16
     with pytest.raises(KeyDestroyedError):
         station.captured()
@@ -135,8 +135,32 @@ def test_erasing_closes_what_was_captured_and_names_nobody(
 def test_erasing_a_stranger_answers_with_zeros(station: Any) -> None:
     body = {"tenant": "acme", "subject": "nobody"}
     result = station.admin("POST", "/admin/erase", body).json()
-    counts = {name: value for name, value in result.items() if name != "erasure_id"}
-    assert set(counts.values()) == {0}
+    assert (result.pop("known"), result.pop("erasure_id")) == (False, None)
+    assert set(result.values()) == {0}
+
+
+@pytest.mark.parametrize("began", [False, True])
+def test_erasing_without_the_catalog_is_to_be_asked_again(
+    stations: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, began: bool
+) -> None:
+    station = stations()
+    station.chat(max_tokens=3, safety_identifier="ann")
+    assert len(station.captured()) == 1
+    body = {"tenant": "acme", "subject": "ann"}
+    with monkeypatch.context() as broken:
+        broken.setattr(station.node.catalog, "begin" if began else "read", away)
+        refused = station.admin("POST", "/admin/erase", body)
+    assert refused.status_code == 503
+    assert int(refused.headers["retry-after"]) >= 1
+    message = refused.json()["error"]["message"]
+    assert message.startswith("the catalog is away. ")
+    assert message.endswith("ask again to finish it" if began else "Nothing was erased: ask again")
+    assert len(station.captured()) == 1
+    assert station.admin("POST", "/admin/erase", body).json()["keys_destroyed"] == 1
+
+
+def away(**_: object) -> None:
+    raise StoreError("the catalog is away")
 
 
 @pytest.mark.parametrize(

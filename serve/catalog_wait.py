@@ -1,0 +1,37 @@
+"""A node that starts while PostgreSQL is away waits for it: it cannot capture or erase without."""
+
+import threading
+import time
+
+from draftkeep.config import Config
+from draftkeep.errors import PermanentError, StoreError
+from draftkeep.outage import Outage
+from draftkeep.store.catalog import Catalog
+
+
+class StoppedError(Exception):
+    """The wait was to end before there was a catalog."""
+
+
+def wait_for_catalog(config: Config, stop: threading.Event) -> Catalog:
+    """Open the configured catalog, which is the caller's to close.
+
+    Where PostgreSQL cannot be reached it is tried again after a growing pause until `stop`, which
+    raises StoppedError. A SQLite catalog that cannot be opened, a newer schema and a wrong
+    configuration are for an operator: StoreError or ConfigError.
+    """
+    outage = Outage("opening the catalog")
+    while not stop.is_set():
+        try:
+            catalog = Catalog.configured(config)
+        except PermanentError:
+            raise
+        except StoreError as error:
+            if not config.catalog.url:
+                raise
+            outage.failed(f"{error}. The node serves once it is open", time.monotonic())
+            stop.wait(outage.pause_s)
+        else:
+            outage.worked(time.monotonic())
+            return catalog
+    raise StoppedError
