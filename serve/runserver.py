@@ -1,7 +1,6 @@
 """Runs the app under uvicorn on a socket of its own, so that port 0 means a free one."""
 
 import contextlib
-import fcntl
 import json
 import logging
 import signal
@@ -9,7 +8,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -20,7 +18,6 @@ from draftkeep.errors import ConfigError
 from draftkeep.files import write_file
 from draftkeep.serve.catalog_wait import StoppedError, wait_for_catalog
 from draftkeep.serve.http.app import build_app
-from draftkeep.serve.logs import log_to_stderr
 from draftkeep.serve.node import Node
 
 # What is still under way when the grace is over is cancelled; it has this long to notice.
@@ -29,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 def serve(config: Config) -> None:
-    """Serve until SIGTERM or SIGINT, then return.
+    """Serve until SIGTERM or SIGINT, then return. The caller holds `only_node` and logs.
 
     The probes answer while the model is being loaded and while the catalog is waited for. The first
     signal makes the node unready and refuses new requests; those under way have `serve.grace_s` to
@@ -37,11 +34,7 @@ def serve(config: Config) -> None:
     grace. The address is written to `serve.json` in the state directory once requests are taken.
     Raises ConfigError or ModelError where the node cannot start.
     """
-    log_to_stderr()
-    with (
-        _only_node(config.state_dir),
-        contextlib.closing(_listen(config.serve.host, config.serve.port)) as listener,
-    ):
+    with contextlib.closing(_listen(config.serve.host, config.serve.port)) as listener:
         app = build_app()
         server = _Server(app, grace_s=config.serve.grace_s)
         loader = _Loader(config, app, server, listener)
@@ -170,21 +163,6 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from None
     listener.listen(128)
     return listener
-
-
-@contextlib.contextmanager
-def _only_node(state_dir: Path) -> Iterator[None]:
-    """Hold the state directory's node lock; a second node would serve and capture nothing."""
-    state_dir.mkdir(parents=True, exist_ok=True)
-    with (state_dir / "serve.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(
-                f"another serving node uses {state_dir}; stop it, or give this one a state_dir "
-                "of its own"
-            ) from None
-        yield
 
 
 def _write_address(config: Config, listener: socket.socket) -> str:

@@ -4,6 +4,7 @@ What needs torch is imported inside the commands: `draftkeep audit` must not wai
 """
 
 import hashlib
+import logging
 import secrets
 from typing import Annotated
 
@@ -34,9 +35,18 @@ app.add_typer(topic_app, name="topic")
 @app.command()
 def serve(config: ConfigOption = None) -> None:
     """Serve the target model behind an OpenAI-compatible endpoint."""
-    from draftkeep.serve.runserver import serve as run
+    from draftkeep.serve.only_node import only_node
 
-    run(load_config(config))
+    settings = load_config(config)
+    with only_node(settings.state_dir):
+        from draftkeep.serve.logs import log_to_stderr
+
+        log_to_stderr()
+        logging.getLogger("draftkeep.serve").info("starting")
+        # Seconds, for torch: after the lock, so that a second node hears at once that it is one.
+        from draftkeep.serve.runserver import serve as run
+
+        run(settings)
 
 
 @app.command()

@@ -12,6 +12,7 @@ from pathlib import Path
 from kafka import KafkaConsumer, TopicPartition
 
 from draftkeep.breaker import Breaker
+from draftkeep.errors import StoreError
 from draftkeep.ingest.emitter import Emitter
 from draftkeep.ingest.forwarder import Forwarder
 from draftkeep.ingest.kafka_client import KafkaAccess
@@ -32,6 +33,15 @@ def wait_for(condition: Callable[[], object], timeout_s: float = WAIT_S) -> None
     while not condition():
         assert time.monotonic() < deadline_s, "the condition never held"
         time.sleep(_POLL_S)
+
+
+def drained(forwarder: Forwarder) -> bool:
+    """Whether it forwarded everything; False at its first failure."""
+    try:
+        forwarder.drain()
+    except StoreError:
+        return False
+    return True
 
 
 def resident_bytes() -> int:

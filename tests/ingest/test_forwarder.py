@@ -3,35 +3,28 @@
 import os
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from kafka.admin import ConfigResource
 
 from draftkeep.errors import StoreError
-from draftkeep.ingest import forwarder as forwarder_module
 from draftkeep.ingest.forwarder import Forwarder
-from draftkeep.ingest.kafka_client import KafkaAccess
 from draftkeep.ingest.kafka_topic import create_topic
-from draftkeep.ingest.kafka_writer import KafkaWriter, Sending
-from draftkeep.ingest.log import Log, LogRecord, PartitionId
+from draftkeep.ingest.kafka_writer import KafkaWriter
 from draftkeep.ingest.record import encode_record, peek_trace_id
 from draftkeep.ingest.sqlite_log import SqliteLog
 from tests.clock import Clock
 from tests.ingest.conftest import run_child
-from tests.ingest.steady import arrived, wait_for
+from tests.ingest.steady import arrived, drained, wait_for
 from tests.services.kafka import Kafka
 
 DAY_S = 86_400
 BUDGET_BYTES = 8 * 1024**2
 DEADLINE_S = 3.0
-ACCESS = KafkaAccess(servers=("127.0.0.1:1",))
 
 
 @pytest.fixture
@@ -175,7 +168,7 @@ class TestRefusals:
         with kafka_broker.access.admin() as admin:
             resource = ConfigResource("TOPIC", kafka_topic, {"max.message.bytes": "2097152"})
             admin.alter_configs([resource])
-        wait_for(lambda: _drained(forwarder))
+        wait_for(lambda: drained(forwarder))
         # The others were acknowledged at the first try and not sent again.
         assert arrived(kafka_broker.access, kafka_topic) == ids(records)
 
@@ -194,16 +187,8 @@ class TestRefusals:
             admin.delete_topics([kafka_topic])
         make_topic(kafka_broker, kafka_topic)
         log.append(records[10:])
-        wait_for(lambda: _drained(forwarder))
+        wait_for(lambda: drained(forwarder))
         assert set(arrived(kafka_broker.access, kafka_topic)) == set(ids(records[10:]))
-
-
-def _drained(forwarder: Forwarder) -> bool:
-    try:
-        forwarder.drain()
-    except StoreError:
-        return False
-    return True
 
 
 class TestDuplicates:
@@ -278,139 +263,3 @@ class TestDuplicates:
         forwarder.drain()
         found = arrived(kafka_broker.access, kafka_topic)
         assert found == ids(records) + ids(records)
-
-
-class Told(Sending):
-    """Acknowledges those records of a group whose turn in `outcome` is true."""
-
-    def __init__(self, outcome: Sequence[bool], records: Sequence[bytes], into: set[bytes]) -> None:
-        self._outcome, self._group, self._into = outcome, records, into
-
-    def wait(self) -> list[int]:
-        self._into.update(
-            record for record, taken in zip(self._group, self._outcome, strict=True) if taken
-        )
-        if not all(self._outcome):
-            raise StoreError("not all")
-        return [0] * len(self._group)
-
-    def unacknowledged(self) -> list[int]:
-        return [index for index, taken in enumerate(self._outcome) if not taken]
-
-
-class ToldWriter(KafkaWriter):
-    """Does with each group as the plan's next number says: take all (0, and when the plan is
-    over), refuse to connect (1), or take those whose bit is set."""
-
-    def __init__(self, plan: list[int], into: set[bytes]) -> None:
-        super().__init__(ACCESS, "none", budget_bytes=1, deadline_s=1)
-        self._plan, self._into = plan, into
-
-    def begin(
-        self,
-        records: Sequence[bytes],
-        *,
-        partition: int | None = None,
-        keys: Sequence[bytes] | None = None,
-    ) -> Sending:
-        number = self._plan.pop(0) if self._plan else 0
-        if number == 1:
-            raise StoreError("no broker")
-        taken = [number == 0 or bool(number >> (index + 1) & 1) for index in range(len(records))]
-        return Told(taken, records, self._into)
-
-
-class MemoryLog:
-    """A log of numbers that can refuse to free."""
-
-    name = "traces"
-
-    def __init__(self) -> None:
-        self.first = 0
-        self.records: list[bytes] = []
-        self.refuses = False
-
-    def append(self, records: Sequence[bytes]) -> int:
-        self.records += records
-        return len(self.records) - len(records)
-
-    def read(self, start: int, limit_records: int, limit_bytes: int) -> list[LogRecord]:
-        start = max(start, self.first)
-        end = min(len(self.records), start + limit_records)
-        return [
-            LogRecord(offset=offset, data=self.records[offset], appended_s=0.0)
-            for offset in range(start, end)
-        ]
-
-    def free(self, up_to: int) -> None:
-        if self.refuses:
-            raise StoreError("busy")
-        self.first = max(self.first, up_to)
-
-    def bounds(self) -> tuple[int, int]:
-        return self.first, len(self.records)
-
-    def size_bytes(self) -> int:
-        return len(self.records)
-
-    def identity(self) -> PartitionId:
-        return PartitionId(cluster="cluster", topic_id="topic", partition=0)
-
-    def close(self) -> None:
-        pass
-
-
-# What happens next: so many records come, the forwarder runs with such luck, or it crashes.
-EVENTS = st.lists(
-    st.one_of(
-        st.tuples(st.just("append"), st.integers(1, 9)),
-        st.tuples(st.just("drain"), st.lists(st.integers(0, 255), max_size=6)),
-        st.tuples(st.just("crash"), st.lists(st.integers(0, 255), max_size=6)),
-        st.tuples(st.just("refuse"), st.booleans()),
-    ),
-    max_size=30,
-)
-
-
-@given(EVENTS)
-def test_no_sequence_of_outcomes_loses_a_record(events: list[tuple[str, Any]]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        # Free after every acknowledgement.
-        patch.setattr(forwarder_module, "_FREE_BYTES", 1)
-        check_nothing_is_lost(events)
-
-
-def numbered(number: int) -> bytes:
-    """A record of which two are sent at once after a failure, and four before one."""
-    return b"%400d" % number
-
-
-def check_nothing_is_lost(events: list[tuple[str, Any]]) -> None:
-    memory, taken = MemoryLog(), set[bytes]()
-    log: Log = memory
-    plan: list[int] = []
-
-    def fresh() -> Forwarder:
-        # Groups of four records, so that several are under way.
-        writer = ToldWriter(plan, taken)
-        return Forwarder(log, writer, budget_bytes=8 * 4 * 512, clock=time.time)
-
-    forwarder = fresh()
-    for event, detail in events:
-        if event == "append":
-            count = len(memory.records)
-            log.append([numbered(number) for number in range(count, count + detail)])
-        elif event == "refuse":
-            memory.refuses = detail
-        else:
-            plan[:] = detail
-            _drained(forwarder)
-            forwarder = fresh() if event == "crash" else forwarder
-        assert {numbered(number) for number in range(memory.first)} <= taken
-    memory.refuses = False
-    plan.clear()
-    # Two groups can still be under way with the luck they had.
-    assert any(_drained(forwarder) for _ in range(3))
-    assert memory.first == len(memory.records)
-    assert taken == set(memory.records)
-    assert forwarder.stats().waiting == 0

@@ -282,7 +282,7 @@ def test_a_listed_shard_without_a_file_is_an_error(filled: World) -> None:
             (filled.shards_dir / name).unlink()
         with pytest.raises(
             StoreError,
-            match=r"1 listed shards, .*\.parquet the first, are not in .*; check that shards.url",
+            match=r"2 listed shards, .*\.parquet the first, are not in .*; check that shards.url",
         ):
             session.query("SELECT count(*) FROM traces WHERE positions > 1")
 
