@@ -1,5 +1,6 @@
 """`draftkeep doctor` on shards, and what it and `audit` leave as they found it."""
 
+import re
 import sqlite3
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -192,3 +193,13 @@ def test_the_target_is_loaded_once(
     tiny = config.model_copy(update={"model": config.model.model_copy(update={"target": "tiny"})})
     found = {item.check: item.status for item in examine(tiny)}
     assert (found["model"], found["drafter"], loads) == ("ok", "warn", ["tiny"])
+
+
+def test_the_guides_examples_are_configurations(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```toml\n(.*?)```", guide, re.DOTALL)
+    assert sum("[kafka]" in text and "127.0.0.1" in text for text in examples) == 1
+    for text in examples:
+        path = tmp_path / "example.toml"
+        path.write_text(text, encoding="utf-8")
+        load_config(path, {})

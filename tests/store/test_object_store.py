@@ -162,7 +162,9 @@ def test_an_auditor_asks_objects(remote: World) -> None:
         remote.compactor().merge(10**6)
         assert session.query(count).rows == ((6, 30),)
         remote.storage.remove(remote.files())
-        with pytest.raises(StoreError, match=r"1 listed shards, .* the first, are not in s3://.*; check that"):
+        with pytest.raises(
+            StoreError, match=r"1 listed shards, .* the first, are not in s3://.*; check that"
+        ):
             session.query(count)
 
 
