@@ -36,7 +36,7 @@ POINTS = {
         f"{_INGEST}.log_reader:LogReader.free",
     ),
     "compact": (
-        "draftkeep.cli.compacting:claim",
+        "draftkeep.cli.compact_work:claim",
         f"{_INGEST}.kafka_group:KafkaGroup.assigned",
         f"{_STORE}.compactor:locate",
         f"{_INGEST}.kafka_log:KafkaLog.read",
