@@ -13,15 +13,16 @@ from pathlib import Path
 from tests.services.needs import JAVA, MAVEN, Need
 
 _POM = Path(__file__).with_name("pom.xml")
+# The models' cache; importing its name from there would import torch. Read once: some tests give
+# theirs another.
+_CACHE = Path(os.environ.get("DRAFTKEEP_CACHE") or Path.home() / ".cache" / "draftkeep")
 _COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
 
 
 def jars_directory() -> Path:
     """Where the jars of this `pom.xml` lie or will lie; another pom has another directory."""
     pinned = hashlib.sha256(_POM.read_bytes()).hexdigest()[:12]
-    # The models' cache; importing its name from there would import torch.
-    cache = os.environ.get("DRAFTKEEP_CACHE") or Path.home() / ".cache" / "draftkeep"
-    return Path(cache) / "kafka" / pinned
+    return _CACHE / "kafka" / pinned
 
 
 def kafka_needs() -> tuple[Need, ...]:
