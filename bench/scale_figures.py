@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.report import latest
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
@@ -175,12 +177,12 @@ def flat_table(rows: Rows) -> str:
 
 
 def newest(directory: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    """The newest row of each metric, by (bench, metric)."""
+    """The newest row of each metric, by (bench, metric); those of a quick run are left out."""
     found = {}
     for bench in sorted({figure.bench for figure in FIGURES.values()}):
         path = directory / f"{bench}.jsonl"
-        for line in path.read_text().splitlines() if path.exists() else []:
-            row = json.loads(line)
+        lines = path.read_text().splitlines() if path.exists() else []
+        for row in latest(map(json.loads, lines)):
             found[bench, row["metric"]] = row
     return found
 
