@@ -112,10 +112,10 @@ def judge_again(connection: Connection, refused: Iterable[Refused]) -> tuple[Ref
     letters already, and one that comes after it finds these.
     """
     found = tuple(refused)
-    stones = load_tombstones(
-        connection,
-        [item.header for item in found if item.header and item.reason not in COUNTED_ONLY],
-    )
+    kept = [item.header for item in found if item.header and item.reason not in COUNTED_ONLY]
+    if not kept:
+        return found
+    stones = load_tombstones(connection, kept)
     return tuple(
         replace(item, reason=Refusal.ERASED) if item.header and stones.cover(item.header) else item
         for item in found
