@@ -45,6 +45,7 @@ from draftkeep.store.nodes import enrol_node, node_public
 from draftkeep.store.periods import publish_period
 from draftkeep.store.registry import Registry
 from draftkeep.store.storage_local import LocalStorage
+from tests.clock import Clock
 
 VOCAB = 24
 EOS = 2
@@ -217,21 +218,11 @@ def corpus(target: LlamaForCausalLM) -> list[Opened]:
 
 
 @dataclass
-class HandClock:
-    """Time that moves only when told to."""
-
-    now_s: float = START_S + 60.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@dataclass
 class Deployment:
     """A state directory with everything a job needs, filled with real sealed traces."""
 
     config: Config
-    clock: HandClock
+    clock: Clock
     target: TargetModel
     keyring: Keyring
     sealer: Sealer
@@ -337,7 +328,7 @@ def target_dir(target: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactor
     return save_target(target, tmp_path_factory.mktemp("target"))
 
 
-def _keys_that_hold_some_out(root: Path, clock: HandClock) -> Path:
+def _keys_that_hold_some_out(root: Path, clock: Clock) -> Path:
     """A keys directory whose random key holds out enough of `user-000` to `user-079` to judge."""
     retention = RetentionConfig(period_s=PERIOD_S, ttl_s=TTL_S)
     while True:
@@ -352,7 +343,7 @@ def _keys_that_hold_some_out(root: Path, clock: HandClock) -> Path:
 @contextmanager
 def deploy(root: Path, target_dir: Path) -> Iterator[Deployment]:
     """An empty deployment of one tenant, acme."""
-    clock = HandClock()
+    clock = Clock(START_S + 60.0)
     config = Config(
         state_dir=root,
         keys_dir=_keys_that_hold_some_out(root, clock),

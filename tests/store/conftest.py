@@ -31,8 +31,8 @@ from draftkeep.store.shard_writer import Row
 from draftkeep.store.storage import Storage
 from draftkeep.store.storage_local import LocalStorage
 from draftkeep.store.storage_objects import ObjectStorage
-from tests.services.needs import POSTGRESQL, missing
-from tests.services.postgres import Postgres, running_postgres
+from tests.clock import Clock
+from tests.services.postgres import Postgres
 from tests.services.s3 import Bucket
 
 PERIOD_S = 3600
@@ -44,21 +44,11 @@ DATABASES = ("sqlite", "postgresql")
 
 
 @dataclass
-class HandClock:
-    """Time that moves only when told to."""
-
-    now_s: float = START_S + 60.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@dataclass
 class World:
     """One node and everything behind it. `seal` makes real sealed traces."""
 
     root: Path
-    clock: HandClock
+    clock: Clock
     keyring: Keyring
     signing: SigningKey
     sealer: Sealer
@@ -162,7 +152,7 @@ def resign(world: World, sealed: SealedTrace, **header: object) -> SealedTrace:
 
 
 def make_world(root: Path, catalog_url: str, *, now_s: float = START_S + 60.0) -> World:
-    clock = HandClock(now_s)
+    clock = Clock(now_s)
     retention = RetentionConfig(period_s=PERIOD_S, ttl_s=TTL_S)
     keyring = Keyring.open(root / "keys", retention=retention, clock=clock)
     signing = SigningKey.load_or_create(root / "keys" / "node-n1.key")
@@ -185,16 +175,6 @@ def close_world(world: World) -> None:
     world.log.close()
     world.catalog.close()
     world.keyring.close()
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[Postgres]:
-    """One server, without fsync, that all tests of this process share."""
-    lacking = missing([POSTGRESQL])
-    if lacking:
-        pytest.skip(f"this machine lacks {lacking[0].name}")
-    with running_postgres() as server:
-        yield server
 
 
 @pytest.fixture(scope="session")

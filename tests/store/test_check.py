@@ -18,7 +18,7 @@ from draftkeep.store.jobs import start_job
 from draftkeep.store.periods import publish_period
 from draftkeep.store.shard_rows import list_shards
 from tests.store.conftest import PERIOD_S, START_S, TTL_S, World, ids
-from tests.store.test_erasure import add_drafter, erase, input_of
+from tests.store.erasures import add_drafter, erase, input_of
 
 SHARDS, TRACES, DRAFTERS = schema.shards, schema.trace_ids, schema.drafters
 

@@ -18,7 +18,7 @@ from draftkeep.store.shard_merge import merge_tables
 from draftkeep.store.shard_rows import file_digest
 from draftkeep.store.storage_local import LocalStorage
 from tests.store.conftest import PERIOD_S, World
-from tests.store.test_erasure import erase
+from tests.store.erasures import erase
 
 Damage = Callable[[Path], None]
 

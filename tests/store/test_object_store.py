@@ -23,7 +23,7 @@ from draftkeep.store.storage_local import LocalStorage
 from draftkeep.store.storage_objects import ObjectStorage
 from draftkeep.store.sweeper import Sweeper
 from tests.store.conftest import TTL_S, HookedCatalog, World, close_world, ids, make_world
-from tests.store.test_erasure import erase
+from tests.store.erasures import erase
 
 
 @pytest.fixture
