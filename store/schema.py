@@ -30,7 +30,7 @@ from sqlalchemy import (
 )
 
 # The last migration; a change here comes with one.
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 # SQLite counts rows by itself only in a column declared exactly INTEGER.
 _ROW_ID = BigInteger().with_variant(Integer, "sqlite")
@@ -69,8 +69,9 @@ shards = Table(
 )
 
 # Every trace that was ever stored, until its bucket expires. `shard` is null once its bytes were
-# erased: the id stays so that a late duplicate cannot bring the trace back. `digest` is the
-# SHA-256 of the log record.
+# erased: the id stays so that a late duplicate cannot bring the trace back. It is no foreign key,
+# which would be looked up for each row of a batch: a transaction names only a shard that it lists
+# itself. `digest` is the SHA-256 of the log record.
 trace_ids = Table(
     "trace_ids",
     metadata,
@@ -82,7 +83,7 @@ trace_ids = Table(
     Column("alias", LargeBinary, nullable=False),
     Column("period_id", LargeBinary, nullable=False),
     Column("positions", BigInteger, nullable=False),
-    Column("shard", ForeignKey("shards.id"), nullable=True),
+    Column("shard", _ROW_ID, nullable=True),
     Index("trace_ids_by_shard", "shard"),
     Index("trace_ids_by_subject", "period_id", "alias"),
 )

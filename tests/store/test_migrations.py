@@ -72,9 +72,9 @@ def test_a_catalog_from_before_migrations_goes_on_with_its_rows(tmp_path: Path) 
 
 
 def _add_a_column(op: Operations) -> None:
-    with op.batch_alter_table("shards") as table:
+    with op.batch_alter_table("nodes") as table:
         table.add_column(sa.Column("place", sa.Text, nullable=False, server_default="here"))
-        table.alter_column("bytes", new_column_name="size")
+        table.alter_column("public_key", new_column_name="key")
 
 
 def _fail(op: Operations) -> None:
@@ -87,30 +87,19 @@ LATER = schema.SCHEMA_VERSION + 1
 
 def test_a_later_migration_changes_a_table_that_others_refer_to(catalog: Catalog) -> None:
     """SQLite makes such a table anew; the rows that refer to it must stay."""
-    shards, trace_ids = schema.shards, schema.trace_ids
+    nodes, tenants = schema.nodes, schema.node_tenants
     with catalog.begin() as connection:
-        values = {"format": 1, "bucket_s": 9, "target": b"T", "rows": 1, "bytes": 5}
-        connection.execute(
-            sa.insert(shards).values(name="a.parquet", sha256=b"s", created_s=1.0, **values)
-        )
-        key = {"bucket_s": 9, "trace_id": b"t", "node": "n1", "digest": b"d", "tenant": "acme"}
-        connection.execute(
-            sa.insert(trace_ids).values(
-                alias=b"a",
-                period_id=b"p",
-                positions=1,
-                shard=sa.select(shards.c.id).scalar_subquery(),
-                **key,
-            )
-        )
+        connection.execute(sa.insert(nodes).values(name="n1", public_key=b"k", enrolled_s=1.0))
+        connection.execute(sa.insert(tenants).values(node="n1", tenant="acme"))
     with database.migrating(catalog.engine) as connection:
         assert migrations.upgrade(connection, {LATER: _add_a_column}) == LATER
     with catalog.read() as connection:
-        assert connection.execute(sa.text("SELECT place, size FROM shards")).all() == [("here", 5)]
-        assert connection.scalar(sa.select(trace_ids.c.shard)) is not None
+        found = connection.execute(sa.text('SELECT place, "key" FROM nodes')).all()
+        assert [(place, bytes(key)) for place, key in found] == [("here", b"k")]
+        assert connection.scalar(sa.select(tenants.c.node)) == "n1"
         assert migrations.version_of(connection) == LATER
     with pytest.raises(sa.exc.IntegrityError), catalog.begin() as connection:
-        connection.execute(sa.delete(shards))
+        connection.execute(sa.delete(nodes))
 
 
 def test_a_migration_that_fails_leaves_the_catalog_as_it_was(catalog: Catalog) -> None:
