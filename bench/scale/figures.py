@@ -6,19 +6,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.bars import BARS
 from bench.report import latest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A figure that the arithmetic rests on: the metric of a bench, else `bar`."""
+    """A figure that the arithmetic rests on: the metric of a bench.
+
+    Until that is measured it is the metric's bar, else what is `assumed`.
+    """
 
     text: str
     bench: str
     metric: str
-    bar: float
     unit: str
+    assumed: float | None = None
     digits: int = 0
+
+    def value(self, row: Mapping[str, Any] | None) -> float:
+        """The row's value; without a row, what stands in for it."""
+        if row is not None:
+            return float(row["value"])
+        return BARS[self.metric].value if self.assumed is None else self.assumed
 
 
 FIGURES = {
@@ -26,60 +36,58 @@ FIGURES = {
         text="compactor, from Kafka to a synced shard, 10 KB traces",
         bench="store",
         metric="compactor_mb_s_core",
-        bar=40,
         unit="MB/s a core",
     ),
     "append": Figure(
         text="embedded log, synced, 10 KB traces",
         bench="store",
         metric="append_per_s",
-        bar=5000,
         unit="traces/s",
     ),
-    "forwarder": Figure(
-        text="forwarder", bench="store", metric="forwarder_mb_s", bar=60, unit="MB/s"
+    "forwarder": Figure(text="forwarder", bench="store", metric="forwarder_mb_s", unit="MB/s"),
+    "seal": Figure(
+        text="sealing a trace", bench="scale", metric="sealed_seal", assumed=200, unit="µs"
     ),
-    "seal": Figure(text="sealing a trace", bench="scale", metric="sealed_seal", bar=200, unit="µs"),
     "commit": Figure(
         text="catalog, PostgreSQL: committing a trace",
         bench="scale",
         metric="postgresql_commit",
-        bar=15,
+        assumed=15,
         unit="µs",
     ),
     "swap": Figure(
         text="catalog, PostgreSQL: moving a trace to a merged shard",
         bench="scale",
         metric="postgresql_swap",
-        bar=20,
+        assumed=20,
         unit="µs",
     ),
     "sqlite": Figure(
         text="catalog, SQLite: committing a trace into a large bucket",
         bench="scale",
         metric="bucket_commit",
-        bar=80,
+        assumed=80,
         unit="µs",
     ),
     "row": Figure(
         text="catalog, PostgreSQL: a trace's row and indexes",
         bench="scale",
         metric="postgresql_bytes_a_trace",
-        bar=500,
+        assumed=500,
         unit="B",
     ),
     "clear": Figure(
         text="a trace's clear columns in a shard",
         bench="scale",
         metric="sqlite_clear_bytes_a_trace",
-        bar=60,
+        assumed=60,
         unit="B",
     ),
     "expire": Figure(
         text="catalog, SQLite: expiring a trace of a large bucket",
         bench="scale",
         metric="bucket_expire",
-        bar=10,
+        assumed=10,
         unit="µs",
         digits=1,
     ),
@@ -87,21 +95,21 @@ FIGURES = {
         text="a sweep with nothing to do, 100,000 shards",
         bench="scale",
         metric="shards_idle_sweep",
-        bar=2500,
+        assumed=2500,
         unit="ms",
     ),
     "rewrite": Figure(
         text="rewriting a trace of a shard that held an erased one",
         bench="scale",
         metric="sealed_rewrite",
-        bar=100,
+        assumed=100,
         unit="µs",
     ),
     "first_use": Figure(
         text="keyring: a subject's first use in a period",
         bench="scale",
         metric="keyring_first_use",
-        bar=1,
+        assumed=1,
         unit="ms",
         digits=2,
     ),
@@ -109,21 +117,21 @@ FIGURES = {
         text="keyring: a subject and an alias",
         bench="scale",
         metric="keyring_bytes_a_key",
-        bar=400,
+        assumed=400,
         unit="B",
     ),
     "end": Figure(
         text="keyring: ending a key with its period",
         bench="scale",
         metric="keyring_expire",
-        bar=60,
+        assumed=60,
         unit="µs",
     ),
     "wrap": Figure(
         text="keyring: wrapping a key",
         bench="scale",
         metric="keyring_wrap",
-        bar=1,
+        assumed=1,
         unit="µs",
         digits=1,
     ),
@@ -148,7 +156,7 @@ def figure_table(rows: Rows) -> str:
     found = ["| figure | value | from |", "| --- | ---: | --- |"]
     for figure in FIGURES.values():
         row = rows.get((figure.bench, figure.metric))
-        value = figure.bar if row is None else float(row["value"])
+        value = figure.value(row)
         source = f"`{figure.bench}.jsonl` `{figure.metric}`"
         when = ", not measured yet: assumed" if row is None else f", {row['date'][:10]}"
         found.append(
@@ -190,6 +198,6 @@ def newest(directory: Path) -> dict[tuple[str, str], dict[str, Any]]:
 def values_of(rows: Rows) -> dict[str, float]:
     """The value of each figure: measured, else the bar."""
     return {
-        name: float(rows.get((figure.bench, figure.metric), {"value": figure.bar})["value"])
+        name: figure.value(rows.get((figure.bench, figure.metric)))
         for name, figure in FIGURES.items()
     }

@@ -3,7 +3,7 @@
     python -m bench.scale.plan [--write]
 
 Prints the page's tables; --write puts them into the page. A figure that no bench has measured yet
-is the project's own bar, and the table says so.
+is the project's own bar or an assumption, and the table says so.
 """
 
 import argparse

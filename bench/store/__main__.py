@@ -17,7 +17,7 @@ from tempfile import gettempdir
 from rich.console import Console
 from rich.table import Table
 
-from bench.report import BARS
+from bench.bars import BARS
 from bench.results import RESULTS_DIR, Row, append_rows
 from bench.store.catalog import commit_ms
 from bench.store.kafka import compactor_mb_s, forwarder_mb_s

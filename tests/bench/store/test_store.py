@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from bench.report import BARS
+from bench.bars import BARS
 from bench.store.__main__ import PARTS, main
 from bench.store.work import POSITIONS, make_trace
 from draftkeep.ingest.codec import decode_body, encode_body
