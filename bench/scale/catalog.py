@@ -25,9 +25,10 @@ from draftkeep.store.database import insert_many
 from draftkeep.store.nodes import enrol_node
 from draftkeep.store.offsets import LogOffset, advance
 from draftkeep.store.periods import publish_period
+from draftkeep.store.rewriter import swap_shards
 from draftkeep.store.schema import offsets, shards, trace_ids
 from draftkeep.store.shard import ROW_GROUP_ROWS, ShardFile
-from draftkeep.store.shard_rows import add_shard, list_shards, lock_shards, remove_shards
+from draftkeep.store.shard_rows import add_shard, list_shards
 from draftkeep.store.storage_local import LocalStorage
 from draftkeep.store.stored_file import SUFFIX
 
@@ -155,13 +156,12 @@ class Filling:
         if self._readable:
             _write_clear(pa.concat_tables([batch.table() for batch in batches]), self._path(file))
 
+        with self._catalog.read() as connection:
+            inputs = list_shards(connection, shards.c.id.in_(ids))
+
         def swap() -> None:
             with self._catalog.begin(shared=True) as connection:
-                lock_shards(connection, ids)
-                fresh = add_shard(connection, file, 1.0)
-                moved = sa.update(trace_ids).where(trace_ids.c.shard.in_(ids)).values(shard=fresh)
-                connection.execute(moved)
-                remove_shards(connection, ids)
+                swap_shards(connection, inputs, file, set(), 1.0)
 
         self._swaps.append(timed(swap)[1].over(rows / 1000))
         for _, old, _ in self._small:

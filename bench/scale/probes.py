@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import sqlalchemy as sa
 
@@ -9,12 +10,13 @@ from bench.scale.points import Took, middle, timed
 from bench.scale.run import MS, PER_1000, Run
 from bench.scale.traffic import Batch
 from draftkeep.ingest.header import Header
-from draftkeep.store.catalog import CHUNK, Catalog
-from draftkeep.store.database import insert
-from draftkeep.store.erasure import carry_out
+from draftkeep.policies.names import ID_BYTES
+from draftkeep.store.catalog import Catalog
+from draftkeep.store.compactor import known_digests
+from draftkeep.store.erasure import finish_erasure, plan_erasure
 from draftkeep.store.nodes import load_nodes
 from draftkeep.store.periods import load_periods
-from draftkeep.store.schema import erasures, shards, tombstones, trace_ids
+from draftkeep.store.schema import shards, trace_ids
 from draftkeep.store.shard_rows import list_shards
 from draftkeep.store.storage import Storage
 from draftkeep.store.sweeper import Sweeper, SweepReport
@@ -22,14 +24,6 @@ from draftkeep.store.tombstones import erased_shards, load_tombstones
 
 _SUBJECTS = 5
 _TIMES = 5
-_COUNTS = (
-    "aliases",
-    "traces",
-    "keys_destroyed",
-    "drafters_quarantined",
-    "channels_moved",
-    "jobs_contaminated",
-)
 
 
 class Probes:
@@ -47,7 +41,11 @@ class Probes:
         headers = last.headers()
         facts = _often(lambda: self._facts(headers)).over(thousands)
         run.add(phase, "admission", at, facts, PER_1000)
-        run.add(phase, "lookup", at, _often(lambda: self._lookup(last)).over(thousands), PER_1000)
+        asked = [
+            header if number % 2 else replace(header, trace_id=os.urandom(ID_BYTES))
+            for number, header in enumerate(headers)
+        ]
+        run.add(phase, "lookup", at, _often(lambda: self._lookup(asked)).over(thousands), PER_1000)
         columns = (last.columns[name] for name in ("alias", "period_id", "tenant"))
         subjects = list(dict.fromkeys(zip(*columns, strict=True)))[:_SUBJECTS]
         run.add(phase, "erase", at, middle(self._erase(*subject) for subject in subjects), MS)
@@ -71,17 +69,10 @@ class Probes:
         sweeper = Sweeper(self._catalog, self._storage, clock=lambda: now_s, grace_s=1e12)
         return timed(sweeper.run_once)
 
-    def _lookup(self, batch: Batch) -> None:
+    def _lookup(self, headers: Sequence[Header]) -> None:
         """The compactor's question about duplicates; half of these ids are stored."""
-        stored = sorted(batch.columns["trace_id"])
-        ids = sorted(stored[::2] + [os.urandom(16) for _ in stored[1::2]])
-        row = trace_ids.c
         with self._catalog.read() as connection:
-            for start in range(0, len(ids), CHUNK):
-                query = sa.select(row.trace_id, row.node, row.digest).where(
-                    row.bucket_s == batch.bucket_s, row.trace_id.in_(ids[start : start + CHUNK])
-                )
-                connection.execute(query).all()
+            known_digests(connection, headers)
 
     def _facts(self, headers: Sequence[Header]) -> None:
         with self._catalog.read() as connection:
@@ -91,37 +82,18 @@ class Probes:
 
     def _erase(self, alias: bytes, period_id: bytes, tenant: str) -> Took:
         """The catalog's part of erasing a subject of one period: two transactions."""
-        erasure_id = os.urandom(16)
+        erasure_id = os.urandom(ID_BYTES)
 
         def erase() -> None:
-            row = erasures.c
-            with self._catalog.begin() as connection:
-                connection.execute(
-                    sa.insert(erasures).values(
-                        id=erasure_id,
-                        tenant=tenant,
-                        subject_ref=erasure_id,
-                        state="planned",
-                        planned_s=1.0,
-                        **dict.fromkeys(_COUNTS, 0),
-                    )
-                )
-                connection.execute(
-                    insert(connection, tombstones)
-                    .values(
-                        kind="alias",
-                        value=alias,
-                        period_id=period_id,
-                        tenant=tenant,
-                        erasure=erasure_id,
-                        at_s=1.0,
-                    )
-                    .on_conflict_do_nothing()
-                )
-                carry_out(connection, erasure_id, 1.0)
-            with self._catalog.begin() as connection:
-                done = sa.update(erasures).where(row.id == erasure_id).values(state="done")
-                connection.execute(done)
+            plan_erasure(
+                self._catalog,
+                tenant=tenant,
+                reference=erasure_id,
+                aliases=[(period_id, alias)],
+                now_s=1.0,
+                fresh_id=erasure_id,
+            )
+            finish_erasure(self._catalog, erasure_id, keys_destroyed=0, now_s=1.0)
 
         return timed(erase)[1]
 
