@@ -32,8 +32,8 @@ from draftkeep.ingest.tables import RemapTable
 from draftkeep.policies.keyring import Keyring
 from draftkeep.policies.names import ID_BYTES
 from draftkeep.policies.signing import SigningKey
-from tests.ingest.conftest import make_provenance, make_trace
 from tests.ingest.steady import Steady, arrived, resident_bytes, wait_for
+from tests.ingest.traces import make_provenance, make_trace
 from tests.services.kafka import JVM, Kafka, running_kafka
 
 KINDS = ("frozen", "killed", "partitioned", "slow")
