@@ -11,10 +11,11 @@ from bench.scale.opening import measure
 from bench.scale.points import Took, checkpoints, middle, timed
 from bench.scale.run import PER_1000, Run
 from bench.scale.traffic import PERIOD_S, START_S, TARGET, TRACES_A_SUBJECT
-from bench.scale.world import TENANTS, World, open_world
+from bench.scale.world import TENANTS, open_world
 from draftkeep.ingest.record import encode_record
 from draftkeep.ingest.trace import Provenance
 from draftkeep.store.periods import publish_period
+from tests.deployment import Deployment
 
 PHASE = "sealed"
 BODY_BYTES = 600
@@ -33,9 +34,10 @@ def sealed(run: Run) -> None:
 
 
 class _Sealing:
-    def __init__(self, run: Run, world: World) -> None:
+    def __init__(self, run: Run, world: Deployment) -> None:
         self._run = run
         self._world = world
+        self._compactor = world.compactor()
         self._per_period = max(1, run.sizes.traces // _PERIODS)
         self._taken: dict[str, list[Took]] = {step: [] for step in _STEPS}
         self._unmerged = 0
@@ -43,8 +45,8 @@ class _Sealing:
     def fill(self, total: int) -> None:
         """Traces up to `total`, measured at the checkpoints."""
         run, done = self._run, self._world.log.bounds()[1]
-        self._world.now_s = self._time_of(max(0, done - 1))
-        while self._world.compactor.run_once().read:
+        self._world.clock.now_s = self._time_of(max(0, done - 1))
+        while self._compactor.run_once().read:
             pass
         run.points.forget(PHASE, beyond=done)
         stops = [at for at in checkpoints(total) if not run.points.has(PHASE, "peak_rss", at)]
@@ -93,8 +95,8 @@ class _Sealing:
 
     def _store(self, first: int, count: int) -> None:
         world, per = self._world, count / 1000
-        world.now_s = self._time_of(first + count - 1)
-        periods = {name: world.keyring.ensure_period(name, world.now_s) for name in TENANTS}
+        world.clock.now_s = self._time_of(first + count - 1)
+        periods = {name: world.keyring.ensure_period(name, world.clock.now_s) for name in TENANTS}
         for record in periods.values():
             publish_period(world.catalog, record)
         group = self._group(first, count)
@@ -109,11 +111,11 @@ class _Sealing:
         self._taken["seal"].append(took.over(per))
         _, took = timed(lambda: self._append(records))
         self._taken["append"].append(took.over(per))
-        report, took = timed(world.compactor.run_once)
+        report, took = timed(self._compactor.run_once)
         self._taken["compact"].append(took.over(report.stored / 1000))
         self._unmerged += count
         if self._unmerged >= _MERGE_EVERY * self._run.sizes.batch:
-            _, took = timed(lambda: world.compactor.merge(_TARGET_BYTES))
+            _, took = timed(lambda: self._compactor.merge(_TARGET_BYTES))
             self._taken["merge"].append(took.over(self._unmerged / 1000))
             self._unmerged = 0
 
