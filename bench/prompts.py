@@ -1,4 +1,4 @@
-"""The prompts of the serving bench: the demo's domains, and one that no drafter here has seen.
+"""The prompts of the benches that serve: the demo's domains, and one that no drafter here has seen.
 
 Prompts of one draw are distinct. What is measured on and what is trained on are slices of one draw,
 so that nothing is measured on a prompt that was trained on.
