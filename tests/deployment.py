@@ -3,7 +3,7 @@
 What the store's and the job's tests and the scale bench have in common; each adds its own.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -48,7 +48,7 @@ class Deployment:
         root: Path,
         *,
         clock: Clock,
-        tenants: Iterable[str],
+        tenants: Collection[str],
         catalog_url: str = "",
         keys_dir: Path | None = None,
         log_bytes: int = 1 << 30,
