@@ -63,7 +63,7 @@ bench-serving: $(INSTALLED) ## speed of a node with an adapted drafter, beside i
 	$(BIN)/python -m bench.serving $(ARGS)
 
 bench-streams: $(INSTALLED) ## what a stream's sizes and times tell, in each mode
-	$(BIN)/python -m bench.stream_timing $(ARGS)
+	$(BIN)/python -m bench.streams $(ARGS)
 
 bench-store: $(INSTALLED) ## rates of the log, the forwarder, the compactor, the catalog and the read path
 	$(BIN)/python -m bench.store $(ARGS)

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from draftkeep.errors import ConflictError, StoreError
+from draftkeep.ingest.header import Header
 from draftkeep.ingest.log import Log
 from draftkeep.store import rewriter
 from draftkeep.store.admission import (
@@ -247,7 +248,7 @@ class Compactor:
                 now_s=now_s,
                 period_s=self._period_s,
             )
-            known = _known_digests(connection, candidates)
+            known = known_digests(connection, [item.header for item in candidates])
         stored, refused, duplicates = [], list(unreadable), 0
         for item in candidates:
             reason = admission.judge(item)
@@ -330,12 +331,16 @@ def _refuse(item: Candidate, reason: Refusal) -> Refused:
     return Refused(source=item.source, header=item.header, reason=reason, detail="")
 
 
-def _known_digests(
-    connection: Connection, candidates: list[Candidate]
+def known_digests(
+    connection: Connection, headers: Iterable[Header]
 ) -> dict[tuple[int, bytes, str], bytes]:
+    """The digests of those traces that are stored, by expiry bucket, trace id and node.
+
+    There may be more than was asked for: other nodes' traces of the same ids.
+    """
     by_bucket: dict[int, set[bytes]] = {}
-    for item in candidates:
-        by_bucket.setdefault(item.header.expiry_s, set()).add(item.header.trace_id)
+    for header in headers:
+        by_bucket.setdefault(header.expiry_s, set()).add(header.trace_id)
     row, known = trace_ids.c, {}
     for bucket_s, ids in by_bucket.items():
         ordered = sorted(ids)

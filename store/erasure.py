@@ -76,7 +76,14 @@ def erase_subject(
     while True:
         aliases = keyring.aliases_of(tenant, subject)
         fresh_id = random(16) if aliases or keyring.knows(tenant, subject) else None
-        erasure_id = _plan(catalog, tenant, reference, aliases, now_s, fresh_id)
+        erasure_id = plan_erasure(
+            catalog,
+            tenant=tenant,
+            reference=reference,
+            aliases=aliases,
+            now_s=now_s,
+            fresh_id=fresh_id,
+        )
         # A node may have opened a new period for the subject while the plan was written.
         if set(keyring.aliases_of(tenant, subject)) <= {*planned, *aliases}:
             break
@@ -84,10 +91,17 @@ def erase_subject(
     destroyed = keyring.destroy_subject(tenant, subject)
     if erasure_id is None and destroyed:
         # It came between the last look and the destruction.
-        erasure_id = _plan(catalog, tenant, reference, [], now_s, random(16))
+        erasure_id = plan_erasure(
+            catalog,
+            tenant=tenant,
+            reference=reference,
+            aliases=[],
+            now_s=now_s,
+            fresh_id=random(16),
+        )
     if erasure_id is None:
         return _NOTHING
-    return _finish(catalog, erasure_id, destroyed, now_s)
+    return finish_erasure(catalog, erasure_id, keys_destroyed=destroyed, now_s=now_s)
 
 
 def _subject_ref(keyring: Keyring, tenant: str, subject: str) -> bytes:
@@ -95,16 +109,21 @@ def _subject_ref(keyring: Keyring, tenant: str, subject: str) -> bytes:
     return mac(keyring.lookup_key(tenant), b"draftkeep/v1/erasure" + text(subject))[:16]
 
 
-def _plan(
+def plan_erasure(
     catalog: Catalog,
+    *,
     tenant: str,
     reference: bytes,
     aliases: Sequence[_Alias],
     now_s: float,
     fresh_id: bytes | None,
 ) -> bytes | None:
-    """Write down what is to go; None, and nothing is, where there is no `fresh_id` and no erasure
-    to go on with."""
+    """The first step: write down what is to go, in one transaction; returns the erasure's id.
+
+    `reference` stands for the subject, `aliases` are (period id, alias). An unfinished erasure of
+    the subject goes on; where there is none, one begins with `fresh_id`, and without one nothing
+    is written and None returned.
+    """
     with catalog.begin() as connection:
         erasure_id = _find(connection, tenant, reference, reuse_done=not aliases)
         if erasure_id is None:
@@ -200,7 +219,10 @@ def carry_out(connection: Connection, erasure_id: bytes, now_s: float) -> None:
     )
 
 
-def _finish(catalog: Catalog, erasure_id: bytes, destroyed: int, now_s: float) -> ErasureResult:
+def finish_erasure(
+    catalog: Catalog, erasure_id: bytes, *, keys_destroyed: int, now_s: float
+) -> ErasureResult:
+    """The last step, once no key is left: mark the erasure done. Safe to repeat."""
     row = erasures.c
     with catalog.begin() as connection:
         connection.execute(
@@ -208,7 +230,7 @@ def _finish(catalog: Catalog, erasure_id: bytes, destroyed: int, now_s: float) -
             .where(row.id == erasure_id)
             .values(
                 state="done",
-                keys_destroyed=row.keys_destroyed + destroyed,
+                keys_destroyed=row.keys_destroyed + keys_destroyed,
                 keys_destroyed_s=sa.func.coalesce(row.keys_destroyed_s, now_s),
             )
         )

@@ -171,7 +171,7 @@ def _replace(
     try:
         _require_rows(inputs, 0 if file is None else file.rows, known - len(dead))
         with catalog.begin(shared=True) as connection:
-            _swap(connection, inputs, file, dead, now_s)
+            swap_shards(connection, inputs, file, dead, now_s)
     except (ConflictError, ShardError):
         if file is not None:
             file.remove()
@@ -200,13 +200,19 @@ def _copy(
         raise ConflictError("a shard was replaced by another process; start again") from None
 
 
-def _swap(
+def swap_shards(
     connection: Connection,
     inputs: Sequence[ShardRow],
     file: ShardFile | None,
     dead: set[_Key],
     now_s: float,
 ) -> None:
+    """List `file` in place of `inputs`, which are of one bucket, and move their traces to it.
+
+    `dead`, by trace id and node, are those of their traces that the file leaves out; without a
+    file they are all of them. Raises ConflictError where a shard or a trace left the catalog
+    meanwhile, or the file is gone; the caller's transaction is then to be given up.
+    """
     row = trace_ids.c
     ids = [shard.id for shard in inputs]
     lock_shards(connection, ids)

@@ -75,6 +75,35 @@ def test_kernels_is_not_a_top_level_package() -> None:
     assert not (ROOT / "kernels" / "__init__.py").exists()
 
 
+def imports_of(path: Path) -> set[str]:
+    """The modules that a file names after `from` or `import`."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return found
+
+
+def test_what_benches_take_from_the_tests_needs_no_pytest() -> None:
+    """They share services, campaigns and deployments: a figure and a check are of one set-up."""
+    waiting = {
+        name
+        for path in (ROOT / "bench").rglob("*.py")
+        for name in imports_of(path)
+        if name.startswith("tests.")
+    }
+    seen: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        seen.add(name)
+        imported = imports_of(ROOT / f"{name.replace('.', '/')}.py")
+        assert "pytest" not in imported, f"{name} imports pytest"
+        waiting |= {other for other in imported if other.startswith("tests.")} - seen
+    assert "tests.services.kafka" in seen
+
+
 @pytest.mark.parametrize(("room", "path"), modules(), ids=lambda value: str(value)[-40:])
 def test_files_and_functions_stay_short(room: str, path: Path) -> None:
     text = path.read_text(encoding="utf-8")

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from bench.report import BARS, Bar, latest, main
+from bench.bars import BARS, Bar
+from bench.report import latest, main
 from draftkeep.errors import InputError
 
 

@@ -22,7 +22,7 @@ from draftkeep.store.schema import node_tenants
 from tests.serve.station import wait_for
 from tests.services.postgres import Postgres, running_postgres
 from tests.services.processes import free_port
-from tests.store.conftest import close_world, make_world
+from tests.store.conftest import make_world
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -135,7 +135,7 @@ def test_compactors_wait_for_their_catalog_and_say_what_they_have(
         said = member.end()
     finally:
         member.kill()
-        close_world(world)
+        world.close()
     assert said.count("compacting fails") == 1
     assert "compacting works again, after " in said
     assert said.count("has partition 0 of 1") == 1
@@ -151,7 +151,7 @@ def test_shards_of_another_catalog_end_a_compactor(server: Postgres, tmp_path: P
     publish_anchor(world.root, ISSUER, world.keyring.issuer_public)
     world.append(world.seal())
     world.compactor().run_once()
-    close_world(world)
+    world.close()
     config = configure(tmp_path, server.create_database())
     member = Process("compact", "--every", "0.2", config=config)
     try:

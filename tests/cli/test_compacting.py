@@ -20,7 +20,7 @@ from draftkeep.store.anchors import ISSUER, publish_anchor
 from draftkeep.store.offsets import stored_offsets
 from tests.services.kafka import Kafka
 from tests.services.processes import Service
-from tests.store.conftest import World, close_world, make_world
+from tests.store.conftest import World, make_world
 
 ROOT = Path(__file__).resolve().parents[2]
 ENV = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
@@ -89,7 +89,7 @@ def deployment(
 ) -> Iterator[Deployment]:
     world = make_world(tmp_path, postgres_url)
     yield Deployment(kafka_broker, kafka_topic, world)
-    close_world(world)
+    world.close()
 
 
 def test_once_reads_all_partitions_and_frees_what_it_may(deployment: Deployment) -> None:

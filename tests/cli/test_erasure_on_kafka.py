@@ -13,7 +13,7 @@ from draftkeep.store.anchors import ISSUER, publish_anchor
 from draftkeep.store.audit_views import REPORTS
 from draftkeep.store.erasure import erase_subject
 from tests.services.kafka import Kafka
-from tests.store.conftest import close_world, ids, make_world
+from tests.store.conftest import ids, make_world
 
 
 def test_an_erasure_empties_the_topic(
@@ -41,4 +41,4 @@ def test_an_erasure_empties_the_topic(
     (line,) = [dict(zip(report.columns, row, strict=True)) for row in report.rows]
     assert (line["tenant"], line["state"], line["deleted"]) == ("acme", "deleted", 1)
     log.close()
-    close_world(world)
+    world.close()

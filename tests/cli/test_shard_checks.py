@@ -19,14 +19,14 @@ from draftkeep.errors import ConfigError, StoreError
 from draftkeep.store import database, migrations
 from draftkeep.store.storage import open_storage
 from tests.services.s3 import Bucket
-from tests.store.conftest import World, close_world, log_in, make_world
+from tests.store.conftest import World, log_in, make_world
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     made = make_world(tmp_path, f"sqlite:///{tmp_path / 'catalog.db'}")
     yield made
-    close_world(made)
+    made.close()
 
 
 @pytest.fixture

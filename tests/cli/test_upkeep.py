@@ -16,8 +16,9 @@ from draftkeep.cli.upkeep import do_upkeep
 from draftkeep.config import Config, load_config
 from draftkeep.errors import StoreError
 from draftkeep.store.anchors import ISSUER, publish_anchor
+from tests.deployment import TTL_S
 from tests.serve.station import wait_for
-from tests.store.conftest import TTL_S, World, close_world, make_world
+from tests.store.conftest import World, make_world
 
 ROOT = Path(__file__).resolve().parents[2]
 NOBODY = '["127.0.0.1:1"]'
@@ -28,7 +29,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     made = make_world(tmp_path, f"sqlite:///{tmp_path / 'catalog.db'}")
     publish_anchor(made.root, ISSUER, made.keyring.issuer_public)
     yield made
-    close_world(made)
+    made.close()
 
 
 def configured(world: World, more: str = "") -> Config:
@@ -86,7 +87,7 @@ def past(tmp_path: Path) -> Iterator[World]:
     publish_anchor(made.root, ISSUER, made.keyring.issuer_public)
     stored(made, 2)
     yield made
-    close_world(made)
+    made.close()
 
 
 def test_deadlines_are_kept_while_brokers_are_away(past: World) -> None:

@@ -18,13 +18,11 @@ from tokenizers import Tokenizer, models
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from draftkeep.config import Config, DistillConfig, ModelConfig, RetentionConfig, TenantConfig
+from draftkeep.config import Config, DistillConfig, ModelConfig, TenantConfig
 from draftkeep.distill.selection import Opened
 from draftkeep.ingest.codec import encode_body
-from draftkeep.ingest.envelope import Opener, Sealer
 from draftkeep.ingest.header import Header
-from draftkeep.ingest.record import SealedTrace, encode_record
-from draftkeep.ingest.sqlite_log import SqliteLog
+from draftkeep.ingest.record import SealedTrace
 from draftkeep.ingest.tables import RemapTable
 from draftkeep.ingest.trace import Finish, How, Provenance, TopK, Trace
 from draftkeep.kernels.draw import choose
@@ -34,24 +32,17 @@ from draftkeep.kernels.processors import log_softmax64, process
 from draftkeep.kernels.sampling import Sampling
 from draftkeep.policies import names
 from draftkeep.policies.keyring import Keyring
-from draftkeep.policies.signing import SigningKey
-from draftkeep.store.catalog import Catalog
-from draftkeep.store.compactor import Compactor
 from draftkeep.store.drafter import Drafter
 from draftkeep.store.drafter_network import build_network, copy_first_layers, drafter_config
 from draftkeep.store.manifest import Manifest
 from draftkeep.store.models import TargetModel, load_target
-from draftkeep.store.nodes import enrol_node, node_public
-from draftkeep.store.periods import publish_period
 from draftkeep.store.registry import Registry
-from draftkeep.store.storage_local import LocalStorage
 from tests.clock import Clock
+from tests.deployment import RETENTION, START_S, Deployment
 
 VOCAB = 24
 EOS = 2
 K = 6
-PERIOD_S, TTL_S = 3600, 7 * 86400
-START_S = 1_800_000_000 // PERIOD_S * PERIOD_S
 GREEDY = Sampling(temperature=0.0, eos_ids=(EOS,))
 
 
@@ -217,37 +208,17 @@ def corpus(target: LlamaForCausalLM) -> list[Opened]:
     return found
 
 
-@dataclass
-class Deployment:
+@dataclass(kw_only=True)
+class Workshop(Deployment):
     """A state directory with everything a job needs, filled with real sealed traces."""
 
     config: Config
-    clock: Clock
     target: TargetModel
-    keyring: Keyring
-    sealer: Sealer
-    log: SqliteLog
-    catalog: Catalog
     served: dict[bytes, str] = field(default_factory=dict)
 
     @property
     def registry(self) -> Registry:
         return Registry(self.catalog, self.config.state_dir / "drafters")
-
-    @property
-    def shards_dir(self) -> Path:
-        return self.config.state_dir / "shards"
-
-    @property
-    def storage(self) -> LocalStorage:
-        return LocalStorage(self.shards_dir)
-
-    def opener(self) -> Opener:
-        return Opener(
-            self.keyring.job_keys(),
-            lambda name: node_public(self.catalog, name),
-            clock=self.clock,
-        )
 
     def seal(self, trace: Trace, subject: str, number: int, **changes: Any) -> SealedTrace:
         """Seal a trace of `subject`, its held-out bit set as the emitter sets it."""
@@ -264,26 +235,18 @@ class Deployment:
         }
         body = changes.pop("body", None)
         provenance = Provenance(**(values | changes))
-        record = self.keyring.ensure_period(provenance.tenant, provenance.created_s)
-        publish_period(self.catalog, record)
         held_out = self.sealer.held_out(provenance)
         body = body or encode_body(replace(trace, held_out=held_out), RemapTable.identity())
-        sealed = self.sealer.seal(
-            body, provenance, prompt_tokens=len(trace.prompt_ids_P), positions=trace.positions
+        sealed = self.seal_as(
+            provenance, body, prompt_tokens=len(trace.prompt_ids_P), positions=trace.positions
         )
         self.served[sealed.parsed.trace_id] = subject
         return sealed
 
     def store(self, *sealed: SealedTrace) -> None:
         """Log and compact, as the running parts do."""
-        self.log.append([encode_record(item) for item in sealed])
-        report = Compactor(
-            self.log,
-            self.catalog,
-            self.storage,
-            clock=self.clock,
-            issuer_public=self.keyring.issuer_public,
-        ).run_once()
+        self.append(*sealed)
+        report = self.compactor().run_once()
         assert report.stored == len(sealed)
 
     def fill(self, traces: list[Trace], *, subjects: int) -> None:
@@ -330,10 +293,9 @@ def target_dir(target: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactor
 
 def _keys_that_hold_some_out(root: Path, clock: Clock) -> Path:
     """A keys directory whose random key holds out enough of `user-000` to `user-079` to judge."""
-    retention = RetentionConfig(period_s=PERIOD_S, ttl_s=TTL_S)
     while True:
         directory = root / f"keys-{random.randrange(10**9)}"
-        keyring = Keyring.open(directory, retention=retention, clock=clock)
+        keyring = Keyring.open(directory, retention=RETENTION, clock=clock)
         key = keyring.lookup_key("acme")
         keyring.close()
         if 6 <= sum(names.held_out(key, f"user-{n:03d}", b"") for n in range(80)) <= 12:
@@ -341,36 +303,29 @@ def _keys_that_hold_some_out(root: Path, clock: Clock) -> Path:
 
 
 @contextmanager
-def deploy(root: Path, target_dir: Path) -> Iterator[Deployment]:
+def deploy(root: Path, target_dir: Path) -> Iterator[Workshop]:
     """An empty deployment of one tenant, acme."""
     clock = Clock(START_S + 60.0)
     config = Config(
         state_dir=root,
         keys_dir=_keys_that_hold_some_out(root, clock),
         model=ModelConfig(target=str(target_dir)),
-        retention=RetentionConfig(period_s=PERIOD_S, ttl_s=TTL_S),
+        retention=RETENTION,
         distill=DistillConfig(
             layers=1, vocab=20, seconds=50, batch_traces=8, learning_rate=1e-2, min_traces=16
         ),
         tenants=(TenantConfig(name="acme", api_key_sha256="0" * 64),),
     )
-    keyring = Keyring.open(config.keys_path, retention=config.retention, clock=clock)
-    signing = SigningKey.load_or_create(config.keys_path / "node-n1.key")
-    catalog = Catalog.open(root / "catalog.db")
-    enrol_node(catalog, "n1", signing.public, ("acme", "birch"), clock())
-    log = SqliteLog(root / "log", cap_bytes=1 << 30, bucket_s=600, clock=clock)
-    yield Deployment(
-        config=config,
+    made = Workshop.open(
+        root,
         clock=clock,
+        tenants=("acme", "birch"),
+        keys_dir=config.keys_path,
+        config=config,
         target=load_target(str(target_dir)),
-        keyring=keyring,
-        sealer=Sealer(keyring.node_keys(), "n1", signing, clock=clock),
-        log=log,
-        catalog=catalog,
     )
-    log.close()
-    catalog.close()
-    keyring.close()
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")
@@ -382,14 +337,14 @@ def model_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture
-def deployment(target_dir: Path, tmp_path: Path, model_cache: None) -> Iterator[Deployment]:
+def deployment(target_dir: Path, tmp_path: Path, model_cache: None) -> Iterator[Workshop]:
     """An empty deployment of one tenant, acme."""
     with deploy(tmp_path, target_dir) as made:
         yield made
 
 
 @pytest.fixture
-def filled(deployment: Deployment, traffic: list[Trace]) -> Deployment:
+def filled(deployment: Workshop, traffic: list[Trace]) -> Workshop:
     """Traces of 80 people, some of whom are held out."""
     deployment.fill(traffic, subjects=80)
     return deployment

@@ -31,14 +31,15 @@ from draftkeep.store.anchors import GATE, read_anchor
 from draftkeep.store.drafter import cold_drafter, load_drafter, save_drafter
 from draftkeep.store.erasure import erase_subject
 from draftkeep.store.schema import jobs, lineage
-from tests.distill.conftest import EOS, TTL_S, VOCAB, Deployment, deploy, serve
+from tests.deployment import TTL_S
+from tests.distill.conftest import EOS, VOCAB, Workshop, deploy, serve
 
 SCOPE = "tenant:acme"
 
 
 @dataclass(frozen=True)
 class _Finished:
-    deployment: Deployment
+    deployment: Workshop
     result: JobResult
     stages: list[str]
 
@@ -59,7 +60,7 @@ def finished(
         yield _Finished(deployment=made, result=result, stages=stages)
 
 
-def _run(deployment: Deployment, **changes: Any) -> JobResult:
+def _run(deployment: Workshop, **changes: Any) -> JobResult:
     ticks = iter(range(10**9))
     values: dict[str, Any] = {
         "tenant": "acme",
@@ -75,23 +76,23 @@ def _after(updates: int) -> Callable[[], bool]:
     return lambda: next(calls) >= updates
 
 
-def _with(deployment: Deployment, **distill: Any) -> Deployment:
+def _with(deployment: Workshop, **distill: Any) -> Workshop:
     changed = deployment.config.distill.model_copy(update=distill)
     config = deployment.config.model_copy(update={"distill": changed})
     return replace(deployment, config=config)
 
 
-def _state(deployment: Deployment, job_id: str) -> tuple[str, bool, dict[str, Any]]:
+def _state(deployment: Workshop, job_id: str) -> tuple[str, bool, dict[str, Any]]:
     with deployment.catalog.read() as connection:
         row = connection.execute(sa.select(jobs).where(jobs.c.id == job_id)).one()
     return row.state, row.contaminated, row.record
 
 
-def _drafters(deployment: Deployment) -> list[Path]:
+def _drafters(deployment: Workshop) -> list[Path]:
     return sorted((deployment.config.state_dir / "drafters").glob("*"))
 
 
-def _left_over(deployment: Deployment) -> list[Path]:
+def _left_over(deployment: Workshop) -> list[Path]:
     return [path for path, _ in load_plans(deployment.config.state_dir / "jobs")]
 
 
@@ -115,7 +116,7 @@ def test_a_job_learns_from_traffic_and_its_drafter_serves(finished: _Finished) -
 
 
 def test_sampled_traces_without_noise_train_and_judge_a_drafter(
-    deployment: Deployment, target: LlamaForCausalLM
+    deployment: Workshop, target: LlamaForCausalLM
 ) -> None:
     sampling = Sampling(temperature=0.5, top_p=0.95, eos_ids=(EOS,))
     prompts = [[3 + n % 3, 4 + n % 2, 3 + n % 4, 3 + n % 5] for n in range(160)]
@@ -184,7 +185,7 @@ def test_the_result_is_plain_json(finished: _Finished) -> None:
     assert values["skipped"] == {}
 
 
-def _provenance(deployment: Deployment, number: int) -> Provenance:
+def _provenance(deployment: Workshop, number: int) -> Provenance:
     return Provenance(
         tenant="acme",
         subject=f"user-{number:03d}",
@@ -198,7 +199,7 @@ def _provenance(deployment: Deployment, number: int) -> Provenance:
     )
 
 
-def test_the_next_job_starts_from_what_serves_and_must_beat_it(filled: Deployment) -> None:
+def test_the_next_job_starts_from_what_serves_and_must_beat_it(filled: Workshop) -> None:
     first = _run(filled)
     second = _run(_with(filled, learning_rate=1e-12))
     assert second.parent == first.drafter
@@ -215,7 +216,7 @@ def test_the_next_job_starts_from_what_serves_and_must_beat_it(filled: Deploymen
     assert _state(filled, second.job_id)[0] == "done"
 
 
-def test_a_stopped_job_is_resumed_by_the_next_call(filled: Deployment) -> None:
+def test_a_stopped_job_is_resumed_by_the_next_call(filled: Workshop) -> None:
     stopped = _run(filled, stop=_after(20))
     assert stopped.status is JobStatus.INTERRUPTED
     assert _state(filled, stopped.job_id)[0] == "running"
@@ -229,7 +230,7 @@ def test_a_stopped_job_is_resumed_by_the_next_call(filled: Deployment) -> None:
 
 @pytest.mark.parametrize("change", [{"seed": 9}, {"layers": 2}, {"vocab": 18}])
 def test_a_stopped_job_of_another_configuration_is_dropped(
-    filled: Deployment, change: dict[str, Any]
+    filled: Workshop, change: dict[str, Any]
 ) -> None:
     stopped = _run(filled, stop=_after(2))
     fresh = _run(_with(filled, **change), stop=_after(2))
@@ -240,7 +241,7 @@ def test_a_stopped_job_of_another_configuration_is_dropped(
 
 
 def _erase_when(
-    deployment: Deployment, when: Callable[[JobProgress], bool], subject: str
+    deployment: Workshop, when: Callable[[JobProgress], bool], subject: str
 ) -> Callable[[JobProgress], None]:
     """A progress callback that erases a subject once, in the middle of the job."""
     done: list[bool] = []
@@ -259,7 +260,7 @@ def _erase_when(
     return progress
 
 
-def _learner_of(deployment: Deployment) -> str:
+def _learner_of(deployment: Workshop) -> str:
     """A subject that is not held out."""
     return next(
         f"user-{number:03d}"
@@ -280,7 +281,7 @@ def _learner_of(deployment: Deployment) -> str:
     ids=["selecting", "training", "last update", "evaluating", "judging"],
 )
 def test_an_erasure_during_a_job_leaves_nothing_of_it(
-    filled: Deployment, moment: Callable[[JobProgress], bool]
+    filled: Workshop, moment: Callable[[JobProgress], bool]
 ) -> None:
     result = _run(filled, progress=_erase_when(filled, moment, _learner_of(filled)))
     assert result.status is JobStatus.CONTAMINATED
@@ -293,7 +294,7 @@ def test_an_erasure_during_a_job_leaves_nothing_of_it(
 
 
 def test_a_stopped_job_that_learned_from_an_erased_subject_is_not_resumed(
-    filled: Deployment,
+    filled: Workshop,
 ) -> None:
     stopped = _run(filled, stop=_after(20))
     jobs_dir = filled.config.state_dir / "jobs"
@@ -317,7 +318,7 @@ def test_a_stopped_job_that_learned_from_an_erased_subject_is_not_resumed(
     assert _state(filled, stopped.job_id)[:2] == ("failed", True)
 
 
-def test_a_deadline_during_training_ends_it(filled: Deployment) -> None:
+def test_a_deadline_during_training_ends_it(filled: Workshop) -> None:
     def progress(report: JobProgress) -> None:
         if report.train is not None and report.train.step == 20:
             filled.clock.now_s += TTL_S
@@ -329,7 +330,7 @@ def test_a_deadline_during_training_ends_it(filled: Deployment) -> None:
     assert _drafters(filled) == []
 
 
-def test_a_channel_that_moved_meanwhile_is_left_alone(filled: Deployment) -> None:
+def test_a_channel_that_moved_meanwhile_is_left_alone(filled: Workshop) -> None:
     other = cold_drafter(filled.target, layers=1, vocab=VOCAB)
     drafters_dir = filled.config.state_dir / "drafters"
     digest = save_drafter(other, drafters_dir, created_s=0)
@@ -348,7 +349,7 @@ def test_a_channel_that_moved_meanwhile_is_left_alone(filled: Deployment) -> Non
 
 
 def test_too_few_traces_is_an_answer_and_not_an_error(
-    deployment: Deployment, traffic: list[Trace]
+    deployment: Workshop, traffic: list[Trace]
 ) -> None:
     assert _run(deployment).status is JobStatus.TOO_FEW_TRACES
     deployment.fill(traffic[:15], subjects=15)
@@ -357,7 +358,7 @@ def test_too_few_traces_is_an_answer_and_not_an_error(
     assert result.as_json()["replay"] == {}
 
 
-def test_a_job_uses_as_many_threads_as_configured(deployment: Deployment) -> None:
+def test_a_job_uses_as_many_threads_as_configured(deployment: Workshop) -> None:
     before = torch.get_num_threads()
     changed = deployment.config.model.model_copy(update={"threads": before + 1})
     config = deployment.config.model_copy(update={"model": changed})
@@ -368,7 +369,7 @@ def test_a_job_uses_as_many_threads_as_configured(deployment: Deployment) -> Non
         torch.set_num_threads(before)
 
 
-def test_one_job_at_a_time(deployment: Deployment) -> None:
+def test_one_job_at_a_time(deployment: Workshop) -> None:
     with (
         only_job(deployment.config.state_dir / "jobs"),
         pytest.raises(BusyError, match="another distillation job"),
@@ -376,6 +377,6 @@ def test_one_job_at_a_time(deployment: Deployment) -> None:
         _run(deployment)
 
 
-def test_an_unknown_tenant_is_refused(deployment: Deployment) -> None:
+def test_an_unknown_tenant_is_refused(deployment: Workshop) -> None:
     with pytest.raises(ConfigError, match=r"no tenant 'nobody'"):
         _run(deployment, tenant="nobody")

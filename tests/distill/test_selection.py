@@ -19,10 +19,11 @@ from draftkeep.ingest.trace import Trace
 from draftkeep.policies.signing import SigningKey
 from draftkeep.store.erasure import erase_subject
 from draftkeep.store.reader import count_left_out
-from tests.distill.conftest import PERIOD_S, TTL_S, VOCAB, Deployment
+from tests.deployment import PERIOD_S, TTL_S
+from tests.distill.conftest import VOCAB, Workshop
 
 
-def _open(deployment: Deployment, sealed: list[SealedTrace]) -> Selection:
+def _open(deployment: Workshop, sealed: list[SealedTrace]) -> Selection:
     return open_all(
         sealed,
         opener=deployment.opener(),
@@ -31,7 +32,7 @@ def _open(deployment: Deployment, sealed: list[SealedTrace]) -> Selection:
     )
 
 
-def _listed(deployment: Deployment) -> list[SealedTrace]:
+def _listed(deployment: Workshop) -> list[SealedTrace]:
     return list_sealed(
         deployment.catalog,
         deployment.storage,
@@ -41,7 +42,7 @@ def _listed(deployment: Deployment) -> list[SealedTrace]:
     )
 
 
-def _left_out(deployment: Deployment) -> dict[str, int]:
+def _left_out(deployment: Workshop) -> dict[str, int]:
     return count_left_out(
         deployment.catalog,
         tenant="acme",
@@ -50,7 +51,7 @@ def _left_out(deployment: Deployment) -> dict[str, int]:
     )
 
 
-def test_everything_stored_is_opened_and_split_by_subject(filled: Deployment) -> None:
+def test_everything_stored_is_opened_and_split_by_subject(filled: Workshop) -> None:
     found = _open(filled, _listed(filled))
     assert found.skipped == {}
     assert len(found.training) + len(found.held_out) == len(filled.served)
@@ -63,7 +64,7 @@ def test_everything_stored_is_opened_and_split_by_subject(filled: Deployment) ->
     assert subjects[0].isdisjoint(subjects[1])
 
 
-def test_order_does_not_depend_on_the_shards(deployment: Deployment, traffic: list[Trace]) -> None:
+def test_order_does_not_depend_on_the_shards(deployment: Workshop, traffic: list[Trace]) -> None:
     for start in (0, 4, 8):
         deployment.clock.now_s += 5
         parts = traffic[start : start + 4]
@@ -74,7 +75,7 @@ def test_order_does_not_depend_on_the_shards(deployment: Deployment, traffic: li
 
 
 def test_other_tenants_and_targets_are_never_listed(
-    deployment: Deployment, traffic: list[Trace]
+    deployment: Workshop, traffic: list[Trace]
 ) -> None:
     mine = deployment.seal(traffic[0], "ada", 0)
     deployment.store(
@@ -86,9 +87,7 @@ def test_other_tenants_and_targets_are_never_listed(
     assert _left_out(deployment) == {"wrong_target": 1}
 
 
-def test_expired_and_erased_traces_are_counted(
-    deployment: Deployment, traffic: list[Trace]
-) -> None:
+def test_expired_and_erased_traces_are_counted(deployment: Workshop, traffic: list[Trace]) -> None:
     deployment.store(deployment.seal(traffic[0], "early", 0), deployment.seal(traffic[1], "ben", 1))
     deployment.clock.now_s += 3 * PERIOD_S
     deployment.store(deployment.seal(traffic[2], "ben", 2), deployment.seal(traffic[3], "cy", 3))
@@ -107,7 +106,7 @@ def test_expired_and_erased_traces_are_counted(
 
 
 def test_what_cannot_be_used_is_counted_by_reason(
-    deployment: Deployment, traffic: list[Trace]
+    deployment: Workshop, traffic: list[Trace]
 ) -> None:
     seal = deployment.seal
     good = seal(traffic[0], "ada", 0)
@@ -142,7 +141,7 @@ def test_what_cannot_be_used_is_counted_by_reason(
     }
 
 
-def test_opening_refuses_by_the_clock(filled: Deployment) -> None:
+def test_opening_refuses_by_the_clock(filled: Workshop) -> None:
     sealed = _listed(filled)
     filled.clock.now_s += TTL_S
     found = _open(filled, sealed)
@@ -151,7 +150,7 @@ def test_opening_refuses_by_the_clock(filled: Deployment) -> None:
 
 
 @pytest.mark.parametrize("end", ["erasure", "deadline"])
-def test_opened_traces_live_no_longer_than_their_keys(filled: Deployment, end: str) -> None:
+def test_opened_traces_live_no_longer_than_their_keys(filled: Workshop, end: str) -> None:
     found = _open(filled, _listed(filled))
     keys = filled.keyring.job_keys()
     assert living(keys, found.training) == found.training
@@ -167,7 +166,7 @@ def test_opened_traces_live_no_longer_than_their_keys(filled: Deployment, end: s
         assert living(keys, found.training) == []
 
 
-def test_inputs_add_up_by_alias_and_period(filled: Deployment) -> None:
+def test_inputs_add_up_by_alias_and_period(filled: Workshop) -> None:
     headers = [item.parsed for item in _listed(filled)]
     inputs = inputs_of(headers)
     assert len({(item.alias, item.period_id) for item in inputs}) == len(inputs) == 80

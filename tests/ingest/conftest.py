@@ -1,6 +1,5 @@
 """The real parts around an emitter, a log that does as it is told, and logs with a set clock."""
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -8,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from draftkeep.breaker import Breaker
@@ -20,54 +18,14 @@ from draftkeep.ingest.log import Log, LogRecord, PartitionId
 from draftkeep.ingest.record import decode_record
 from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.ingest.tables import RemapTable, only_identity
-from draftkeep.ingest.trace import Finish, How, Provenance, TopK, Trace
-from draftkeep.kernels.sampling import Sampling
+from draftkeep.ingest.trace import Trace
 from draftkeep.policies.keyring import Keyring
 from draftkeep.policies.signing import SigningKey
 from tests.clock import Clock
+from tests.ingest.traces import NOW_S, make_provenance, make_topk, make_trace
 
-NOW_S = 1_000_000
 LONG_S = 60.0
 EVERYTHING = (10**6, 10**9)
-
-
-def make_topk(rows: int, k: int, seed: int) -> TopK:
-    draw = np.random.default_rng(seed)
-    return TopK(
-        ids_TK=draw.integers(0, 50_000, (rows, k)).astype(np.int32),
-        logprobs_TK=-np.sort(draw.exponential(3.0, (rows, k)).astype(np.float32), axis=1),
-        k_T=np.full(rows, k, np.uint8),
-        tail_T=np.full(rows, -3.0, np.float32),
-        tail_known_T=np.ones(rows, np.bool_),
-    )
-
-
-def make_trace(mark: int, *, positions: int = 3, k: int = 4) -> Trace:
-    return Trace(
-        prompt_ids_P=np.array([mark], np.int32),
-        output_ids_T=np.arange(positions, dtype=np.int32),
-        topk=make_topk(positions, k, mark),
-        how_T=np.full(positions, How.PLAIN, np.uint8),
-        rejected_T=np.full(positions, -1, np.int32),
-        sampling=Sampling(),
-        seed=mark,
-        choice=0,
-        finish=Finish.STOP,
-    )
-
-
-def make_provenance(subject: str | None = "person") -> Provenance:
-    return Provenance(
-        tenant="acme",
-        subject=subject,
-        response_id=os.urandom(16),
-        domain="sql",
-        consent=0,
-        policy_version=1,
-        created_s=NOW_S,
-        target=b"t" * 32,
-        tokenizer=b"k" * 32,
-    )
 
 
 class Witness:

@@ -15,55 +15,30 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from draftkeep.config import RetentionConfig
-from draftkeep.ingest.envelope import Opener, Sealer, signed_message
-from draftkeep.ingest.record import SealedTrace, encode_record
-from draftkeep.ingest.sqlite_log import SqliteLog
+from draftkeep.ingest.envelope import signed_message
+from draftkeep.ingest.record import SealedTrace
 from draftkeep.ingest.trace import Provenance
-from draftkeep.policies.keyring import Keyring
-from draftkeep.policies.signing import SigningKey
 from draftkeep.store.catalog import Catalog
-from draftkeep.store.compactor import Compactor
-from draftkeep.store.nodes import enrol_node, node_public
-from draftkeep.store.periods import publish_period
 from draftkeep.store.reader import iter_sealed
 from draftkeep.store.shard_writer import Row
 from draftkeep.store.storage import Storage
 from draftkeep.store.storage_local import LocalStorage
 from draftkeep.store.storage_objects import ObjectStorage
 from tests.clock import Clock
+from tests.deployment import START_S, Deployment
 from tests.services.postgres import Postgres
 from tests.services.s3 import Bucket
 
-PERIOD_S = 3600
-TTL_S = 7 * 86400
-START_S = 1_800_000_000 // PERIOD_S * PERIOD_S
 TARGET = b"T" * 32
 TENANTS = ("acme", "birch")
 DATABASES = ("sqlite", "postgresql")
 
 
-@dataclass
-class World:
+@dataclass(kw_only=True)
+class World(Deployment):
     """One node and everything behind it. `seal` makes real sealed traces."""
 
-    root: Path
-    clock: Clock
-    keyring: Keyring
-    signing: SigningKey
-    sealer: Sealer
-    log: SqliteLog
-    catalog_url: str
-    catalog: Catalog
-    storage: Storage = field(init=False)
     rng: random.Random = field(default_factory=lambda: random.Random(7))
-
-    def __post_init__(self) -> None:
-        self.storage = LocalStorage(self.shards_dir)
-
-    @property
-    def shards_dir(self) -> Path:
-        return self.root / "shards"
 
     def provenance(self, **changes: Any) -> Provenance:
         values: dict[str, Any] = {
@@ -80,33 +55,7 @@ class World:
         return Provenance(**(values | changes))
 
     def seal(self, body: bytes = b"body", **changes: Any) -> SealedTrace:
-        provenance = self.provenance(**changes)
-        publish_period(
-            self.catalog, self.keyring.ensure_period(provenance.tenant, provenance.created_s)
-        )
-        return self.sealer.seal(body, provenance, prompt_tokens=3, positions=5)
-
-    def append(self, *sealed: SealedTrace) -> None:
-        self.log.append([encode_record(item) for item in sealed])
-
-    def compactor(self, **changes: Any) -> Compactor:
-        values: dict[str, Any] = {
-            "clock": self.clock,
-            "issuer_public": self.keyring.issuer_public,
-        }
-        return Compactor(
-            changes.pop("log", self.log),
-            changes.pop("catalog", self.catalog),
-            self.storage,
-            **(values | changes),
-        )
-
-    def opener(self) -> Opener:
-        return Opener(
-            self.keyring.job_keys(),
-            lambda name: node_public(self.catalog, name),
-            clock=self.clock,
-        )
+        return self.seal_as(self.provenance(**changes), body, prompt_tokens=3, positions=5)
 
     def stored(self, **changes: Any) -> list[SealedTrace]:
         values: dict[str, Any] = {
@@ -152,29 +101,7 @@ def resign(world: World, sealed: SealedTrace, **header: object) -> SealedTrace:
 
 
 def make_world(root: Path, catalog_url: str, *, now_s: float = START_S + 60.0) -> World:
-    clock = Clock(now_s)
-    retention = RetentionConfig(period_s=PERIOD_S, ttl_s=TTL_S)
-    keyring = Keyring.open(root / "keys", retention=retention, clock=clock)
-    signing = SigningKey.load_or_create(root / "keys" / "node-n1.key")
-    log = SqliteLog(root / "log", cap_bytes=1 << 30, bucket_s=600, clock=clock)
-    catalog = Catalog.connect(catalog_url)
-    enrol_node(catalog, "n1", signing.public, TENANTS, clock())
-    return World(
-        root=root,
-        clock=clock,
-        keyring=keyring,
-        signing=signing,
-        sealer=Sealer(keyring.node_keys(), "n1", signing, clock=clock),
-        log=log,
-        catalog_url=catalog_url,
-        catalog=catalog,
-    )
-
-
-def close_world(world: World) -> None:
-    world.log.close()
-    world.catalog.close()
-    world.keyring.close()
+    return World.open(root, clock=Clock(now_s), tenants=TENANTS, catalog_url=catalog_url)
 
 
 @pytest.fixture(scope="session")
@@ -278,4 +205,4 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
 def world(tmp_path: Path, catalog_url: str) -> Iterator[World]:
     made = make_world(tmp_path, catalog_url)
     yield made
-    close_world(made)
+    made.close()

@@ -13,16 +13,8 @@ from draftkeep.store.audit import AuditSession
 from draftkeep.store.audit_views import REPORTS, VIEWS
 from draftkeep.store.erasure import erase_subject
 from draftkeep.store.storage_local import LocalStorage
-from tests.store.conftest import (
-    DATABASES,
-    PERIOD_S,
-    START_S,
-    TTL_S,
-    World,
-    close_world,
-    copies,
-    make_world,
-)
+from tests.deployment import PERIOD_S, START_S, TTL_S
+from tests.store.conftest import DATABASES, World, copies, make_world
 
 
 def fill(world: World) -> World:
@@ -62,7 +54,7 @@ def untouched(
             template = request.getfixturevalue("catalog_template")
             url = stack.enter_context(copies(request.getfixturevalue("postgres"), template))()
         made = make_world(root, url)
-        stack.callback(close_world, made)
+        stack.callback(made.close)
         yield fill(made)
 
 

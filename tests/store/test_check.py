@@ -17,7 +17,8 @@ from draftkeep.store.check_rules import RuleResult
 from draftkeep.store.jobs import start_job
 from draftkeep.store.periods import publish_period
 from draftkeep.store.shard_rows import list_shards
-from tests.store.conftest import PERIOD_S, START_S, TTL_S, World, ids
+from tests.deployment import PERIOD_S, START_S, TTL_S
+from tests.store.conftest import World, ids
 from tests.store.erasures import add_drafter, erase, input_of
 
 SHARDS, TRACES, DRAFTERS = schema.shards, schema.trace_ids, schema.drafters

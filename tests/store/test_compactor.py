@@ -16,7 +16,8 @@ from draftkeep.store import admission, schema
 from draftkeep.store.admission import Refusal
 from draftkeep.store.nodes import enrol_node, revoke_node
 from draftkeep.store.periods import publish_period
-from tests.store.conftest import PERIOD_S, START_S, TTL_S, World, ids, resign
+from tests.deployment import PERIOD_S, START_S, TTL_S
+from tests.store.conftest import World, ids, resign
 
 
 def letters(world: World) -> list[tuple[str, int]]:

@@ -36,7 +36,8 @@ from draftkeep.store.erasure import erase_subject
 from draftkeep.store.shard import read_shard
 from draftkeep.store.shard_writer import write_shard, write_tables
 from draftkeep.store.sweeper import Sweeper
-from tests.store.conftest import PERIOD_S, TTL_S, World, close_world, ids, make_world, resign
+from tests.deployment import PERIOD_S, TTL_S
+from tests.store.conftest import World, ids, make_world, resign
 
 
 class Crash(BaseException):
@@ -122,7 +123,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.check_everything_after_recovery()
         finally:
             self.patch.undo()
-            close_world(self.world)
+            self.world.close()
             shutil.rmtree(self.root)
 
     def compactor(self) -> Compactor:

@@ -22,7 +22,7 @@ from draftkeep.store.compactor_group import CompactorGroup, Round, totals
 from draftkeep.store.offsets import forget_log
 from tests.services.kafka import Kafka
 from tests.services.processes import Service
-from tests.store.conftest import World, close_world, ids, make_world, resign
+from tests.store.conftest import World, ids, make_world, resign
 from tests.store.group_member import Member
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,7 +85,7 @@ def topic(
     topic = Topic(kafka_broker, kafka_topic, world)
     yield topic
     topic.close()
-    close_world(world)
+    world.close()
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ import pytest
 from draftkeep.errors import ConflictError
 from draftkeep.store.compactor import Compactor
 from draftkeep.store.storage_local import LocalStorage
-from tests.store.conftest import PERIOD_S, HookedCatalog, World, ids
+from tests.deployment import PERIOD_S
+from tests.store.conftest import HookedCatalog, World, ids
 
 COMPACT = """
 import builtins, io, os, sys

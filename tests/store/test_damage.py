@@ -17,7 +17,8 @@ from draftkeep.store.shard import read_keys, read_shard
 from draftkeep.store.shard_merge import merge_tables
 from draftkeep.store.shard_rows import file_digest
 from draftkeep.store.storage_local import LocalStorage
-from tests.store.conftest import PERIOD_S, World
+from tests.deployment import PERIOD_S
+from tests.store.conftest import World
 from tests.store.erasures import erase
 
 Damage = Callable[[Path], None]

@@ -7,7 +7,8 @@ from draftkeep.errors import KeyDestroyedError
 from draftkeep.ingest.record import SealedTrace
 from draftkeep.store import schema
 from draftkeep.store.jobs import end_job, is_contaminated, start_job
-from tests.store.conftest import PERIOD_S, HookedCatalog, World, ids
+from tests.deployment import PERIOD_S
+from tests.store.conftest import HookedCatalog, World, ids
 from tests.store.erasures import add_drafter, erase, input_of, pointed, set_channel, statuses, store
 
 

@@ -11,7 +11,8 @@ from draftkeep.errors import KeyDestroyedError
 from draftkeep.ingest.record import SealedTrace
 from draftkeep.store import schema
 from draftkeep.store.catalog import Catalog
-from tests.store.conftest import PERIOD_S, World, ids
+from tests.deployment import PERIOD_S
+from tests.store.conftest import World, ids
 from tests.store.erasures import add_drafter, erase, pointed, set_channel, statuses, store
 
 

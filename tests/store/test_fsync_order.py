@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.services.needs import STRACE
 from tests.services.skips import require
-from tests.store.conftest import World, close_world, make_world
+from tests.store.conftest import World, make_world
 
 WORK = """
 import sys
@@ -73,7 +73,7 @@ def test_a_file_is_durable_before_its_commit_and_goes_only_after_it(tmp_path: Pa
     try:
         events = squeezed(traced(world))
     finally:
-        close_world(world)
+        world.close()
     wal = "catalog.db-wal"
 
     def written(serial: str) -> list[tuple[str, str]]:

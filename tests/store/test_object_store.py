@@ -22,7 +22,8 @@ from draftkeep.store.storage import Storage
 from draftkeep.store.storage_local import LocalStorage
 from draftkeep.store.storage_objects import ObjectStorage
 from draftkeep.store.sweeper import Sweeper
-from tests.store.conftest import TTL_S, HookedCatalog, World, close_world, ids, make_world
+from tests.deployment import TTL_S
+from tests.store.conftest import HookedCatalog, World, ids, make_world
 from tests.store.erasures import erase
 
 
@@ -32,7 +33,7 @@ def remote(tmp_path: Path, object_storage: ObjectStorage) -> Iterator[World]:
     made = make_world(tmp_path, f"sqlite:///{tmp_path / 'catalog.db'}")
     made.storage = object_storage
     yield made
-    close_world(made)
+    made.close()
 
 
 def fill(world: World, shards: int, **changes: Any) -> list[bytes]:

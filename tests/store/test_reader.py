@@ -11,7 +11,8 @@ from draftkeep.errors import KeyDestroyedError, StoreError
 from draftkeep.store import schema
 from draftkeep.store.erasure import erase_subject
 from draftkeep.store.reader import iter_sealed
-from tests.store.conftest import PERIOD_S, START_S, TARGET, TTL_S, World, ids
+from tests.deployment import PERIOD_S, START_S, TTL_S
+from tests.store.conftest import TARGET, World, ids
 
 
 def fill(world: World, shards: int, **changes: Any) -> list[bytes]:

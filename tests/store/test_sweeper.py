@@ -13,7 +13,8 @@ from draftkeep.store import sweeper as sweeping
 from draftkeep.store.check import check_catalog
 from draftkeep.store.storage_local import LocalStorage
 from draftkeep.store.sweeper import Sweeper
-from tests.store.conftest import PERIOD_S, START_S, TTL_S, World, close_world, make_world
+from tests.deployment import PERIOD_S, START_S, TTL_S
+from tests.store.conftest import World, make_world
 
 
 def sweeper(world: World, grace_s: float = 3600.0) -> Sweeper:
@@ -105,7 +106,7 @@ def test_a_sweep_before_the_first_shard_finds_nothing(world: World) -> None:
 def postgres_world(tmp_path: Path, postgres_catalog_url: str) -> Iterator[World]:
     made = make_world(tmp_path, postgres_catalog_url)
     yield made
-    close_world(made)
+    made.close()
 
 
 def past_deadline(world: World, traces: int) -> None:

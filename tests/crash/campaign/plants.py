@@ -66,7 +66,7 @@ def forget_ids() -> None:
             connection, table, rows
         )
 
-    patch(f"{_COMPACTOR}:_known_digests", lambda _: lambda *_arguments: _Amnesia())
+    patch(f"{_COMPACTOR}:known_digests", lambda _: lambda *_arguments: _Amnesia())
     patch(f"{_COMPACTOR}:insert_many", wrap)
 
 
