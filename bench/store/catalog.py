@@ -88,11 +88,20 @@ def _fill(catalog: Catalog, count: int, ids_a_shard: int) -> None:
         if connection.dialect.name == "postgresql":
             last = sa.text("SELECT setval('shards_id_seq', (SELECT max(id) FROM shards))")
             connection.execute(last)
-    if catalog.engine.dialect.name == "postgresql":
-        engine = catalog.engine.execution_options(isolation_level="AUTOCOMMIT")
-        with engine.connect() as connection:
-            for command in ("VACUUM ANALYZE", "CHECKPOINT"):
-                connection.exec_driver_sql(command)
+    _settle(catalog)
+
+
+def _settle(catalog: Catalog) -> None:
+    """Have what was filled on disk, so that the commits do not pay for it."""
+    commands = {
+        "sqlite": ["PRAGMA wal_checkpoint(TRUNCATE)"],
+        "postgresql": ["VACUUM ANALYZE", "CHECKPOINT"],
+    }
+    engine = catalog.engine.execution_options(isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        for command in commands[engine.dialect.name]:
+            connection.exec_driver_sql(command)
+    os.sync()
 
 
 def _commits(catalog: Catalog, storage: Storage, count: int) -> list[float]:
