@@ -93,14 +93,16 @@ def _fill(catalog: Catalog, count: int, ids_a_shard: int) -> None:
 
 def _settle(catalog: Catalog) -> None:
     """Have what was filled on disk, so that the commits do not pay for it."""
-    commands = {
-        "sqlite": ["PRAGMA wal_checkpoint(TRUNCATE)"],
-        "postgresql": ["VACUUM ANALYZE", "CHECKPOINT"],
-    }
-    engine = catalog.engine.execution_options(isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        for command in commands[engine.dialect.name]:
-            connection.exec_driver_sql(command)
+    if catalog.engine.dialect.name == "postgresql":
+        engine = catalog.engine.execution_options(isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            for command in ("VACUUM ANALYZE", "CHECKPOINT"):
+                connection.exec_driver_sql(command)
+    else:
+        # Not by the engine, which would begin a transaction first.
+        raw = catalog.engine.raw_connection()
+        raw.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        raw.close()
     os.sync()
 
 
