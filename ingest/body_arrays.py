@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from draftkeep.errors import CodecError
 from draftkeep.ingest import grids
 from draftkeep.ingest.tables import RemapTable
-from draftkeep.ingest.trace import MAX_K, How, TopK, Trace
+from draftkeep.ingest.trace import How, TopK, Trace
 from draftkeep.ingest.trace_check import MAX_CELLS, MAX_ROWS
 from draftkeep.ingest.wire import Reader, Writer
 
 NOT_LISTED = 255
 _MAX_ID = 2**31 - 1
+_MAX_BYTE = 255
 # As plain numbers: comparing an array with a member of an enumeration takes as long as with a
 # thousand numbers.
 CORRECTED = int(How.CORRECTED)
@@ -52,6 +53,16 @@ class Arrays:
     rank_T: Bytes
     rejected_C: Bytes
     processed_T: Ints | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lengths:
+    """How long the list of each row is, and of all rows what would take a pass to find."""
+
+    k_R: NDArray[np.int64]
+    entries: int
+    shortest: int
+    longest: int
 
 
 def arrays_of(trace: Trace) -> Arrays:
@@ -124,15 +135,15 @@ def read_arrays(
     prompt_tokens, positions = reader.varint(), reader.varint()
     if positions + branch_rows > MAX_ROWS:
         raise CodecError(f"trace body promises more than {MAX_ROWS} positions; drop the trace")
-    k_R = _read_runs(reader, positions + branch_rows)
+    lengths = _read_runs(reader, positions + branch_rows)
     ids_S = _read_ids(reader, table)
-    levels_N = _levels(k_R, gaps_G=reader.array(), heads_R=reader.array())
+    levels_N = _levels(lengths, gaps_G=reader.array(), heads_R=reader.array())
     tail_R = _bytes("tail", grids.TAIL_UNKNOWN, reader.array(positions + branch_rows))
     rank_T = _bytes("rank", NOT_LISTED, reader.array(positions))
     how_T = _bytes("kind of position", _LAST_HOW, reader.array(positions))
     return Arrays(
         prompt_tokens=prompt_tokens,
-        k_R=k_R,
+        k_R=lengths.k_R,
         ids_S=ids_S,
         levels_N=levels_N,
         tail_R=tail_R,
@@ -164,9 +175,11 @@ def count_of(value: int, bytes_N: Bytes) -> int:
 
 def _bytes(name: str, bound: int, values_N: Ints) -> Bytes:
     """Values of one byte each, of whatever width they were stored."""
-    if (bound < 255 or values_N.dtype != np.uint8) and values_N.max(initial=0) > bound:
+    if bound == _MAX_BYTE and values_N.itemsize == 1:
+        return values_N.view(np.uint8)
+    if values_N.max(initial=0) > bound:
         raise CodecError(f"trace body has a {name} above {bound}; drop the trace")
-    return values_N.astype(np.uint8, copy=False)
+    return values_N.astype(np.uint8)
 
 
 def _entries(topk: TopK) -> NDArray[np.bool_]:
@@ -202,18 +215,20 @@ def _write_runs(writer: Writer, k_R: Ints) -> None:
         writer.u8(int(k_R[start]))
 
 
-def _read_runs(reader: Reader, rows: int) -> NDArray[np.int64]:
-    lengths: list[int] = []
-    widths: list[int] = []
-    for _ in range(reader.count(2)):
-        lengths.append(reader.varint())
-        widths.append(reader.u8())
-    if sum(lengths) != rows:
+def _read_runs(reader: Reader, rows: int) -> _Lengths:
+    runs = [(reader.varint(), reader.u8()) for _ in range(reader.count(2))]
+    if sum([length for length, _ in runs]) != rows:
         raise CodecError(f"trace body has list lengths that do not cover its {rows} positions")
-    widest = max(widths, default=0)
-    if rows * widest > MAX_CELLS or widest > MAX_K:
+    widths = [width for length, width in runs if length]
+    longest = max(widths, default=0)
+    if rows * longest > MAX_CELLS:
         raise CodecError(f"trace body unpacks to more than {MAX_CELLS} entries; drop the trace")
-    return np.repeat(np.array(widths, np.int64), lengths)
+    return _Lengths(
+        k_R=np.array(widths, np.int64).repeat([length for length, _ in runs if length]),
+        entries=sum([length * width for length, width in runs]),
+        shortest=min(widths, default=0),
+        longest=longest,
+    )
 
 
 def _gaps(k_R: Ints, levels_N: Ints) -> tuple[Ints, Ints]:
@@ -226,17 +241,18 @@ def _gaps(k_R: Ints, levels_N: Ints) -> tuple[Ints, Ints]:
     return levels_N[first_N], gaps_G
 
 
-def _levels(k_R: Ints, *, gaps_G: Ints, heads_R: Ints) -> Ints:
-    filled = k_R if k_R.all() else k_R[k_R > 0]
-    entries = int(filled.sum())
-    if len(heads_R) != len(filled) or len(heads_R) + len(gaps_G) != entries:
+def _levels(lengths: _Lengths, *, gaps_G: Ints, heads_R: Ints) -> Ints:
+    filled = lengths.k_R if lengths.shortest else lengths.k_R[lengths.k_R > 0]
+    if len(heads_R) != len(filled) or len(heads_R) + len(gaps_G) != lengths.entries:
         raise CodecError("trace body has values that do not match its list lengths")
-    width = int(filled.max(initial=1))
+    if not lengths.entries:
+        return gaps_G
+    width = lengths.longest
     levels_RK = np.empty((len(filled), width), np.int64)
     levels_RK[:, 0] = heads_R
     levels_RK[:, 1:] = padded(gaps_G, filled - 1, width - 1, 0)
     np.add.accumulate(levels_RK, axis=1, out=levels_RK)
-    if levels_RK.size == entries:
+    if levels_RK.size == lengths.entries:
         return levels_RK.reshape(-1)
     return levels_RK[np.arange(width) < filled[:, None]]
 
