@@ -15,7 +15,6 @@ from draftkeep.kernels.outcome import How as How
 from draftkeep.kernels.sampling import Sampling
 
 
-
 class Origin(IntEnum):
     """Where a trace came from."""
 
