@@ -17,18 +17,20 @@ from numpy.typing import NDArray
 from draftkeep.errors import CodecError
 from draftkeep.ingest import grids
 from draftkeep.ingest.tables import RemapTable
-from draftkeep.ingest.trace import MAX_K, How, TopK, Trace
+from draftkeep.ingest.trace import How, TopK, Trace
 from draftkeep.ingest.trace_check import MAX_CELLS, MAX_ROWS
 from draftkeep.ingest.wire import Reader, Writer
 
 NOT_LISTED = 255
 _MAX_ID = 2**31 - 1
+_MAX_BYTE = 255
 # As plain numbers: comparing an array with a member of an enumeration takes as long as with a
 # thousand numbers.
 CORRECTED = int(How.CORRECTED)
 _LAST_HOW = int(max(How))
 
 Ints = NDArray[np.integer]
+Bytes = NDArray[np.uint8]
 _Value = TypeVar("_Value", bound=np.generic)
 
 
@@ -38,19 +40,29 @@ class Arrays:
 
     ids_S: prompt, lists, unlisted outputs, unlisted rejected drafts, branch drafts, in this order.
     levels_N holds grid levels in list order. rank_T and rejected_C are ranks in the position's
-    own list, or 255. What is read is of whatever integer type was at hand, levels and k_R int64
-    and ids_S int32; calculate with no other before it is cast.
+    own list, or 255. Levels that were read are of whatever integer type was at hand, and may be
+    above the grid's last.
     """
 
     prompt_tokens: int
-    k_R: Ints
-    ids_S: Ints
+    k_R: NDArray[np.int64]
+    ids_S: NDArray[np.int32]
     levels_N: Ints
-    tail_R: Ints
-    how_T: Ints
-    rank_T: Ints
-    rejected_C: Ints
+    tail_R: Bytes
+    how_T: Bytes
+    rank_T: Bytes
+    rejected_C: Bytes
     processed_T: Ints | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lengths:
+    """How long the list of each row is, and of all rows what would take a pass to find."""
+
+    k_R: NDArray[np.int64]
+    entries: int
+    shortest: int
+    longest: int
 
 
 def arrays_of(trace: Trace) -> Arrays:
@@ -65,8 +77,8 @@ def arrays_of(trace: Trace) -> Arrays:
     processed_T = trace.processed_logprob_T
     return Arrays(
         prompt_tokens=len(trace.prompt_ids_P),
-        k_R=_join([topk.k_T for topk in topks]),
-        ids_S=_join(
+        k_R=np.concatenate([topk.k_T for topk in topks], dtype=np.int64),
+        ids_S=np.concatenate(
             [
                 trace.prompt_ids_P,
                 *(topk.ids_TK[mask_TK] for topk, mask_TK in zip(topks, entries, strict=True)),
@@ -81,8 +93,10 @@ def arrays_of(trace: Trace) -> Arrays:
                 for topk, mask_TK in zip(topks, entries, strict=True)
             ]
         ),
-        tail_R=_join([grids.to_tail_codes(topk.tail_T, topk.tail_known_T) for topk in topks]),
-        how_T=_join([trace.how_T]),
+        tail_R=np.concatenate(
+            [grids.to_tail_codes(topk.tail_T, topk.tail_known_T) for topk in topks]
+        ),
+        how_T=trace.how_T,
         rank_T=rank_T,
         rejected_C=rejected_C,
         processed_T=None
@@ -121,49 +135,51 @@ def read_arrays(
     prompt_tokens, positions = reader.varint(), reader.varint()
     if positions + branch_rows > MAX_ROWS:
         raise CodecError(f"trace body promises more than {MAX_ROWS} positions; drop the trace")
-    k_R = _read_runs(reader, positions + branch_rows)
-    ranks_D = reader.array().astype(np.int64)
-    np.add.accumulate(ranks_D, out=ranks_D)
-    if len(ranks_D) and ranks_D[-1] > _MAX_ID:
-        raise CodecError("trace body holds a token id past 31 bits; drop the trace")
-    index_S = reader.array()
-    if len(index_S) and index_S.max() >= len(ranks_D):
-        raise CodecError("trace body refers to a token id it does not list; drop the trace")
-    levels_N = _levels(k_R, gaps_G=reader.array(), heads_R=reader.array())
-    tail_R = reader.array(positions + branch_rows)
-    rank_T, how_T = reader.array(positions), reader.array(positions)
-    rejected_C = reader.array(int(np.count_nonzero(how_T == CORRECTED)))
-    processed_T = reader.array(positions) if has_processed else None
-    _check_bound("level", grids.NO_MASS_LEVEL, levels_N)
-    _check_bound("tail", grids.TAIL_UNKNOWN, tail_R)
-    _check_bound("rank", NOT_LISTED, rank_T)
-    _check_bound("rank", NOT_LISTED, rejected_C)
-    _check_bound("kind of position", _LAST_HOW, how_T)
-    if processed_T is not None:
-        _check_bound("level", grids.NO_MASS_LEVEL, processed_T)
+    lengths = _read_runs(reader, positions + branch_rows)
+    ids_S = _read_ids(reader, table)
+    levels_N = _levels(lengths, gaps_G=reader.array(), heads_R=reader.array())
+    tail_R = _bytes("tail", grids.TAIL_UNKNOWN, reader.array(positions + branch_rows))
+    rank_T = _bytes("rank", NOT_LISTED, reader.array(positions))
+    how_T = _bytes("kind of position", _LAST_HOW, reader.array(positions))
     return Arrays(
         prompt_tokens=prompt_tokens,
-        k_R=k_R,
-        # An index is taken fastest by the type that numpy itself counts in.
-        ids_S=table.ids(ranks_D).astype(np.int32)[index_S.astype(np.intp)],
+        k_R=lengths.k_R,
+        ids_S=ids_S,
         levels_N=levels_N,
         tail_R=tail_R,
         how_T=how_T,
         rank_T=rank_T,
-        rejected_C=rejected_C,
-        processed_T=processed_T,
+        rejected_C=_bytes("rank", NOT_LISTED, reader.array(count_of(CORRECTED, how_T))),
+        processed_T=reader.array(positions) if has_processed else None,
     )
 
 
-def _check_bound(name: str, bound: int, values_N: Ints) -> None:
-    if bound >= 255 and values_N.dtype == np.uint8:
-        return
-    if len(values_N) and values_N.max() > bound:
+def _read_ids(reader: Reader, table: RemapTable) -> NDArray[np.int32]:
+    """The id stream: the distinct ids behind their indices."""
+    ranks_D = np.add.accumulate(reader.array(), dtype=np.int64)
+    if len(ranks_D) and ranks_D[-1] > _MAX_ID:
+        raise CodecError("trace body holds a token id past 31 bits; drop the trace")
+    ids_D = table.ids(ranks_D).astype(np.int32)
+    try:
+        return ids_D.take(reader.array())
+    except IndexError:
+        raise CodecError(
+            "trace body refers to a token id it does not list; drop the trace"
+        ) from None
+
+
+def count_of(value: int, bytes_N: Bytes) -> int:
+    """How often a byte occurs; a short array is counted faster so than by NumPy."""
+    return bytes_N.tobytes().count(value)
+
+
+def _bytes(name: str, bound: int, values_N: Ints) -> Bytes:
+    """Values of one byte each, of whatever width they were stored."""
+    if bound == _MAX_BYTE and values_N.itemsize == 1:
+        return values_N.view(np.uint8)
+    if values_N.max(initial=0) > bound:
         raise CodecError(f"trace body has a {name} above {bound}; drop the trace")
-
-
-def _join(pieces: list[NDArray[np.generic]]) -> Ints:
-    return np.concatenate(pieces).astype(np.int64)
+    return values_N.astype(np.uint8)
 
 
 def _entries(topk: TopK) -> NDArray[np.bool_]:
@@ -180,11 +196,11 @@ def _rows(topk: TopK, chosen_T: NDArray[np.bool_]) -> TopK:
     )
 
 
-def _ranks(topk: TopK, tokens_T: NDArray[np.int32]) -> tuple[Ints, NDArray[np.int32]]:
+def _ranks(topk: TopK, tokens_T: NDArray[np.int32]) -> tuple[Bytes, NDArray[np.int32]]:
     """The rank of each token in its row's list, or 255, and the tokens that got 255."""
     match_TK = (topk.ids_TK == tokens_T[:, None]) & _entries(topk)
     listed_T = match_TK.any(axis=1)
-    rank_T = np.full(len(tokens_T), NOT_LISTED, np.int64)
+    rank_T = np.full(len(tokens_T), NOT_LISTED, np.uint8)
     if match_TK.shape[1]:
         rank_T[listed_T] = match_TK.argmax(axis=1)[listed_T]
     return rank_T, tokens_T[~listed_T]
@@ -199,18 +215,20 @@ def _write_runs(writer: Writer, k_R: Ints) -> None:
         writer.u8(int(k_R[start]))
 
 
-def _read_runs(reader: Reader, rows: int) -> Ints:
-    lengths: list[int] = []
-    widths: list[int] = []
-    for _ in range(reader.count(2)):
-        lengths.append(reader.varint())
-        widths.append(reader.u8())
-    if sum(lengths) != rows:
+def _read_runs(reader: Reader, rows: int) -> _Lengths:
+    runs = [(reader.varint(), reader.u8()) for _ in range(reader.count(2))]
+    if sum([length for length, _ in runs]) != rows:
         raise CodecError(f"trace body has list lengths that do not cover its {rows} positions")
-    widest = max(widths, default=0)
-    if rows * widest > MAX_CELLS or widest > MAX_K:
+    widths = [width for length, width in runs if length]
+    longest = max(widths, default=0)
+    if rows * longest > MAX_CELLS:
         raise CodecError(f"trace body unpacks to more than {MAX_CELLS} entries; drop the trace")
-    return np.repeat(np.array(widths, np.int64), lengths)
+    return _Lengths(
+        k_R=np.array(widths, np.int64).repeat([length for length, _ in runs if length]),
+        entries=sum([length * width for length, width in runs]),
+        shortest=min(widths, default=0),
+        longest=longest,
+    )
 
 
 def _gaps(k_R: Ints, levels_N: Ints) -> tuple[Ints, Ints]:
@@ -223,33 +241,29 @@ def _gaps(k_R: Ints, levels_N: Ints) -> tuple[Ints, Ints]:
     return levels_N[first_N], gaps_G
 
 
-def _levels(k_R: Ints, *, gaps_G: Ints, heads_R: Ints) -> Ints:
-    filled = k_R if k_R.all() else k_R[k_R > 0]
-    if len(heads_R) != len(filled) or len(heads_R) + len(gaps_G) != int(filled.sum()):
+def _levels(lengths: _Lengths, *, gaps_G: Ints, heads_R: Ints) -> Ints:
+    filled = lengths.k_R if lengths.shortest else lengths.k_R[lengths.k_R > 0]
+    if len(heads_R) != len(filled) or len(heads_R) + len(gaps_G) != lengths.entries:
         raise CodecError("trace body has values that do not match its list lengths")
-    gaps_RG = padded(gaps_G, filled - 1, 0)
-    levels_RK = np.empty((len(filled), 1 + gaps_RG.shape[1]), np.int64)
+    if not lengths.entries:
+        return gaps_G
+    width = lengths.longest
+    levels_RK = np.empty((len(filled), width), np.int64)
     levels_RK[:, 0] = heads_R
-    levels_RK[:, 1:] = gaps_RG
+    levels_RK[:, 1:] = padded(gaps_G, filled - 1, width - 1, 0)
     np.add.accumulate(levels_RK, axis=1, out=levels_RK)
-    return unpadded(levels_RK, filled)
+    if levels_RK.size == lengths.entries:
+        return levels_RK.reshape(-1)
+    return levels_RK[np.arange(width) < filled[:, None]]
 
 
-def padded(values_N: NDArray[_Value], k_R: Ints, filler: float) -> NDArray[_Value]:
-    """Lists of k_R values each, one behind the other, as rows filled up to the longest."""
-    width = int(k_R.max(initial=0))
+def padded(values_N: NDArray[_Value], k_R: Ints, width: int, filler: float) -> NDArray[_Value]:
+    """Lists of k_R values each, one behind the other, as rows filled up to `width`."""
     if len(values_N) == len(k_R) * width:
         return values_N.reshape(len(k_R), width)
     rows_RK = np.full((len(k_R), width), filler, values_N.dtype)
     rows_RK[np.arange(width) < k_R[:, None]] = values_N
     return rows_RK
-
-
-def unpadded(rows_RK: NDArray[_Value], k_R: Ints) -> NDArray[_Value]:
-    """The first k_R values of each row, one behind the other."""
-    if rows_RK.size == int(k_R.sum()):
-        return rows_RK.reshape(-1)
-    return rows_RK[np.arange(rows_RK.shape[1]) < k_R[:, None]]
 
 
 def _first(k_R: Ints) -> NDArray[np.bool_]:

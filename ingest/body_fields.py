@@ -96,13 +96,11 @@ def write_fields(writer: Writer, fields: Fields) -> None:
 
 def read_fields(reader: Reader) -> Fields:
     """Read what `write_fields` wrote; CodecError on anything else."""
-    _check_version("noise", reader.u8(), NOISE_VERSION)
-    _check_version("processor", reader.u8(), PROCESSOR_VERSION)
-    flags = reader.u8()
+    noise, processor, flags, finish, value_kind = reader.take(5)
+    _check_version("noise", noise, NOISE_VERSION)
+    _check_version("processor", processor, PROCESSOR_VERSION)
     if flags > _ALL_FLAGS:
         raise CodecError(f"trace body has unknown flags {flags:#x}; drop the trace")
-    finish = _code(Finish, reader.u8())
-    value_kind = _code(ValueKind, reader.u8())
     table = reader.blob()
     if len(table) not in (0, DIGEST_BYTES):
         raise CodecError(f"trace body names a remap table in {len(table)} bytes, expected 0 or 32")
@@ -111,8 +109,8 @@ def read_fields(reader: Reader) -> Fields:
         output_cut=bool(flags & _OUTPUT_CUT),
         held_out=bool(flags & _HELD_OUT),
         has_processed=bool(flags & _PROCESSED),
-        finish=finish,
-        value_kind=value_kind,
+        finish=_code(Finish, finish),
+        value_kind=_code(ValueKind, value_kind),
         table=table,
         seed=reader.u64() if flags & _SEED_KNOWN else None,
         choice=reader.varint(),

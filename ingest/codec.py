@@ -17,6 +17,7 @@ from draftkeep.ingest.body_arrays import (
     Arrays,
     Ints,
     arrays_of,
+    count_of,
     padded,
     read_arrays,
     write_arrays,
@@ -87,7 +88,7 @@ def _trace(fields: Fields, arrays: Arrays) -> Trace:
         prompt_ids_P=prompt_ids_P,
         output_ids_T=output_ids_T,
         topk=topk,
-        how_T=arrays.how_T.astype(np.uint8),
+        how_T=arrays.how_T.copy(),
         rejected_T=rejected_T,
         sampling=fields.sampling,
         seed=fields.seed,
@@ -122,38 +123,33 @@ def _branch_drafts(fields: Fields, rest: Ids) -> list[Ids]:
 def _split_ids(fields: Fields, arrays: Arrays) -> tuple[Ids, Ids, Ids]:
     """The ids of the prompt, those of the lists, and those behind them in the stream."""
     end = arrays.prompt_tokens + len(arrays.levels_N)
-    unlisted = int(
-        np.count_nonzero(arrays.rank_T == NOT_LISTED)
-        + np.count_nonzero(arrays.rejected_C == NOT_LISTED)
-    )
+    unlisted = count_of(NOT_LISTED, arrays.rank_T) + count_of(NOT_LISTED, arrays.rejected_C)
     expected = end + unlisted + sum(drafts for _, drafts in fields.branches)
-    if len(arrays.ids_S) != expected:
-        raise CodecError(f"trace body has {len(arrays.ids_S)} token ids, expected {expected}")
-    ids_S = arrays.ids_S.astype(np.int32, copy=False)
+    ids_S = arrays.ids_S
+    if len(ids_S) != expected:
+        raise CodecError(f"trace body has {len(ids_S)} token ids, expected {expected}")
     return ids_S[: arrays.prompt_tokens], ids_S[arrays.prompt_tokens : end], ids_S[end:]
 
 
 def _topks(fields: Fields, arrays: Arrays, ids_N: Ids) -> tuple[TopK, list[TopK]]:
     """The lists of the output positions, and those of each branch."""
     logprobs_N = grids.from_levels(arrays.levels_N, grids.LEVELS_PER_NAT)
-    tail_R = grids.from_tail_codes(arrays.tail_R)
-    entry_ends = np.cumsum(arrays.k_R)
     topks = []
     row, entry = 0, 0
     for rows in (len(arrays.how_T), *(drafts for _, drafts in fields.branches)):
-        end = row + rows
-        entry_end = int(entry_ends[end - 1]) if end else 0
-        k_T = arrays.k_R[row:end]
+        k_T, codes_T = arrays.k_R[row : row + rows], arrays.tail_R[row : row + rows]
+        end = entry + int(k_T.sum())
+        width = int(k_T.max(initial=0))
         topks.append(
             TopK(
-                ids_TK=padded(ids_N[entry:entry_end], k_T, -1),
-                logprobs_TK=padded(logprobs_N[entry:entry_end], k_T, -np.inf),
+                ids_TK=padded(ids_N[entry:end], k_T, width, -1),
+                logprobs_TK=padded(logprobs_N[entry:end], k_T, width, -np.inf),
                 k_T=k_T.astype(np.uint8),
-                tail_T=tail_R[row:end],
-                tail_known_T=arrays.tail_R[row:end] != grids.TAIL_UNKNOWN,
+                tail_T=grids.from_tail_codes(codes_T),
+                tail_known_T=codes_T != grids.TAIL_UNKNOWN,
             )
         )
-        row, entry = end, entry_end
+        row, entry = row + rows, end
     return topks[0], topks[1:]
 
 

@@ -44,9 +44,14 @@ def to_levels(logprobs_N: NDArray[np.floating], per_nat: int) -> NDArray[np.int6
 
 
 def from_levels(levels_N: NDArray[np.integer], per_nat: int) -> NDArray[np.float32]:
-    """Grid levels back to log-probabilities; level 65,535 is minus infinity."""
-    logprobs_N: NDArray[np.float32] = _logprobs(per_nat)[levels_N]
-    return logprobs_N
+    """Grid levels, none negative, back to log-probabilities; level 65,535 is minus infinity.
+
+    CodecError where a level is above that.
+    """
+    try:
+        return _logprobs(per_nat).take(levels_N)
+    except IndexError:
+        raise CodecError(f"trace body has a level above {NO_MASS_LEVEL}; drop the trace") from None
 
 
 @cache
@@ -81,8 +86,7 @@ def to_tail_codes(
 
 def from_tail_codes(codes_R: NDArray[np.integer]) -> NDArray[np.float32]:
     """Tail bytes back to natural logs. Unknown reads as minus infinity beside its flag."""
-    log_tails_R: NDArray[np.float32] = _LOG_TAILS[codes_R]
-    return log_tails_R
+    return _LOG_TAILS.take(codes_R)
 
 
 def _log_tails() -> NDArray[np.float32]:

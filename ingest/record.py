@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 from draftkeep.errors import EnvelopeError
@@ -20,18 +21,16 @@ COMMITMENT_BYTES = 32
 ENVELOPE_BYTES = NONCE_BYTES + TAG_BYTES + COMMITMENT_BYTES + SIGNATURE_BYTES
 # What a record spends beside header and body.
 RECORD_OVERHEAD_BYTES = 1 + 6 * 4 + ENVELOPE_BYTES + ENCAPSULATION_BYTES
+# A node's traces of a period share one encapsulation, which is no secret.
+_SHARES = 1024
 # How a record begins in front of its trace id, the header's length aside: that is the header's
 # CBOR array of 22, its version and a byte string of 16.
 _HEADER_AT = 1 + 4
 _TRACE_ID_HEAD = bytes([0x96, HEADER_VERSION, 0x40 + ID_BYTES])
 _TRACE_ID_AT = _HEADER_AT + len(_TRACE_ID_HEAD)
 _FIELDS = ("header", "nonce", "ciphertext", "commitment", "signature", "encapsulation")
-_LENGTHS = (
-    ("nonce", NONCE_BYTES),
-    ("commitment", COMMITMENT_BYTES),
-    ("signature", SIGNATURE_BYTES),
-    ("encapsulation", ENCAPSULATION_BYTES),
-)
+# Of nonce, commitment, signature and encapsulation.
+_LENGTHS = (NONCE_BYTES, COMMITMENT_BYTES, SIGNATURE_BYTES, ENCAPSULATION_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +53,12 @@ class SealedTrace:
     _parsed: Header | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        got = (self.nonce, self.commitment, self.signature, self.encapsulation)
-        for (name, length), value in zip(_LENGTHS, got, strict=True):
-            if len(value) != length:
-                raise EnvelopeError(
-                    f"sealed trace: {name} has {len(value)} bytes, expected {length}"
-                )
+        got = len(self.nonce), len(self.commitment), len(self.signature), len(self.encapsulation)
+        if got != _LENGTHS:
+            raise EnvelopeError(
+                "sealed trace: nonce, commitment, signature and encapsulation have "
+                f"{got} bytes, expected {_LENGTHS}"
+            )
         if len(self.ciphertext) < TAG_BYTES:
             raise EnvelopeError("sealed trace: the ciphertext is shorter than its tag")
 
@@ -93,6 +92,7 @@ class SealedTrace:
         return sealed
 
 
+@lru_cache(maxsize=_SHARES)
 def share_id(encapsulation: bytes) -> bytes:
     """SHA-256 of the encapsulation, its first 16 bytes."""
     return hashlib.sha256(encapsulation).digest()[:ID_BYTES]

@@ -114,7 +114,7 @@ def only_identity(digest: bytes) -> RemapTable:
     """Tables for readers that have none beside the identity."""
     if digest:
         raise CodecError(f"remap table {digest.hex()[:16]} is needed and no table store was given")
-    return RemapTable.identity()
+    return _IDENTITY
 
 
 def _table_bytes(id_of_rank_V: NDArray[np.int64]) -> bytes:
@@ -130,3 +130,6 @@ def _through(table_V: NDArray[np.int64], values_N: NDArray[np.int64]) -> NDArray
         return values_N
     inside_N = values_N < len(table_V)
     return np.where(inside_N, table_V[np.where(inside_N, values_N, 0)], values_N)
+
+
+_IDENTITY = RemapTable.identity()

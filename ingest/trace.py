@@ -14,8 +14,6 @@ from draftkeep.kernels.outcome import Finish as Finish
 from draftkeep.kernels.outcome import How as How
 from draftkeep.kernels.sampling import Sampling
 
-MAX_K = 255
-
 
 class Origin(IntEnum):
     """Where a trace came from."""

@@ -19,7 +19,8 @@ _F64 = struct.Struct("<d")
 _TYPES = {2: np.uint16, 3: np.uint32, 4: np.uint32}
 _U64 = struct.Struct("<Q")
 _MAX_U64 = 2**64 - 1
-_MAX_VARINT_BYTES = 10
+# By how much the second byte of a varint is shifted, and the others up to its tenth.
+_LATER_SHIFTS = range(7, 70, 7)
 
 
 class Writer:
@@ -123,22 +124,22 @@ class Reader:
 
     def varint(self) -> int:
         """An unsigned integer below 2^64."""
-        at = self._at
+        data, at = self._data, self._at
         try:
-            value = self._data[at]
+            value = data[at]
+            if value < 0x80:
+                self._at = at + 1
+                return value
+            value &= 0x7F
+            for shift in _LATER_SHIFTS:
+                at += 1
+                byte = data[at]
+                value |= (byte & 0x7F) << shift
+                if byte < 0x80 and value <= _MAX_U64:
+                    self._at = at + 1
+                    return value
         except IndexError:
             raise CodecError("trace body ends early; drop the trace") from None
-        self._at = at + 1
-        if value < 0x80:
-            return value
-        value &= 0x7F
-        for index in range(1, _MAX_VARINT_BYTES):
-            byte = self.u8()
-            value |= (byte & 0x7F) << 7 * index
-            if byte < 0x80:
-                if value > _MAX_U64:
-                    break
-                return value
         raise CodecError("trace body holds an integer past 64 bits; drop the trace")
 
     def count(self, least_bytes: int) -> int:
@@ -163,11 +164,11 @@ class Reader:
             raise CodecError(f"trace body has an array of width {width}, expected 1 to 4")
         if count is not None and stored != count:
             raise CodecError(f"trace body has an array of {stored}, expected {count} entries")
-        size = stored * width
-        if size > len(self._data) - self._at:
+        start, size = self._at, stored * width
+        if size > len(self._data) - start:
             raise CodecError("trace body ends early; drop the trace")
-        bytes_S = np.frombuffer(self._data, np.uint8, size, self._at)
-        self._at += size
+        self._at = start + size
+        bytes_S = np.frombuffer(self._data, np.uint8, size, start)
         if width == 1:
             return bytes_S
         planes_WN = bytes_S.reshape(width, stored)

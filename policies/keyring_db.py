@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from draftkeep.errors import ConfigError, StoreError
@@ -52,6 +53,29 @@ CREATE TABLE aliases (
 Row = tuple[Any, ...]
 
 
+class _Explained:
+    """A context in which an error of SQLite becomes a StoreError that says what to look at."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, sqlite3.Error):
+            raise StoreError(
+                f"{FILE_NAME}: {error}; check disk space, permissions and that the file is a "
+                "keyring"
+            ) from error
+
+
+# One for all: it is entered for every trace that a job opens, and knows nothing.
+_EXPLAINED = _Explained()
+
+
 class KeyringDb:
     """One connection to `keyring.db`. Thread-safe; any number of processes may each hold one.
 
@@ -69,13 +93,13 @@ class KeyringDb:
         self._mutex = threading.RLock()
         self._seen_version = -1
         self._erasures = 0
-        with self._locked(), _explained():
+        with self._locked(), _EXPLAINED:
             self._connection = self._connect()
             self._prepare(create)
 
     def read(self, sql: str, values: Sequence[object] = ()) -> list[Row]:
         """All rows of one query. The read is over when this returns, so it never blocks a scrub."""
-        with self._mutex, _explained():
+        with self._mutex, _EXPLAINED:
             return self._connection.execute(sql, values).fetchall()
 
     @contextmanager
@@ -119,8 +143,8 @@ class KeyringDb:
 
         Costs one PRAGMA unless somebody wrote since the last call.
         """
-        with self._mutex:
-            version = self.read("PRAGMA data_version")[0][0]
+        with self._mutex, _EXPLAINED:
+            version = self._connection.execute("PRAGMA data_version").fetchall()[0][0]
             if version != self._seen_version:
                 self._erasures = int(self.meta("erasures"))
                 self._seen_version = version
@@ -143,7 +167,7 @@ class KeyringDb:
             self._connection.close()
 
     def _truncate(self) -> bool:
-        with self._locked(), self._mutex, _explained():
+        with self._locked(), self._mutex, _EXPLAINED:
             erasures = self.meta("erasures")
             # Waiting inside SQLite would keep both locks, and with them every seal, waiting.
             self._connection.execute("PRAGMA busy_timeout = 0")
@@ -160,7 +184,7 @@ class KeyringDb:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with _explained():
+        with _EXPLAINED:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
@@ -209,13 +233,3 @@ class KeyringDb:
                 f"{FILE_NAME} has schema version {version}, this program knows {SCHEMA_VERSION}; "
                 "use the release that wrote it"
             )
-
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise StoreError(
-            f"{FILE_NAME}: {error}; check disk space, permissions and that the file is a keyring"
-        ) from error

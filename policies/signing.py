@@ -1,5 +1,6 @@
 """Ed25519 signatures: nodes sign traces, the issuer signs periods, the gate signs drafters."""
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
@@ -10,6 +11,8 @@ from draftkeep.policies import secret_file
 
 PUBLIC_BYTES = 32
 SIGNATURE_BYTES = 64
+# A node signs all its traces with one key.
+_KEYS = 1024
 
 
 class SigningKey:
@@ -39,7 +42,12 @@ class SigningKey:
 def verify(public: bytes, signature: bytes, message: bytes) -> bool:
     """Whether `public` signed `message` so. A key or signature of odd length is a plain no."""
     try:
-        Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
+        _public_key(public).verify(signature, message)
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+@lru_cache(maxsize=_KEYS)
+def _public_key(public: bytes) -> Ed25519PublicKey:
+    return Ed25519PublicKey.from_public_bytes(public)
