@@ -27,6 +27,7 @@ from draftkeep.store.compactor import Compactor
 from draftkeep.store.nodes import enrol_node, node_public
 from draftkeep.store.periods import publish_period
 from draftkeep.store.reader import iter_sealed
+from draftkeep.store.rewriter import RewriteReport, merge, random_serial, rewrite_erased
 from draftkeep.store.shard_writer import Row
 from draftkeep.store.storage import Storage
 from draftkeep.store.storage_local import LocalStorage
@@ -100,6 +101,16 @@ class World:
             self.storage,
             **(values | changes),
         )
+
+    def rewrite_erased(self, **changes: Any) -> RewriteReport:
+        values: dict[str, Any] = {"now_s": self.clock(), "new_serial": random_serial}
+        catalog = changes.pop("catalog", self.catalog)
+        return rewrite_erased(catalog, self.storage, **(values | changes))
+
+    def merge(self, target_bytes: int, **changes: Any) -> RewriteReport:
+        values: dict[str, Any] = {"now_s": self.clock(), "new_serial": random_serial}
+        catalog = changes.pop("catalog", self.catalog)
+        return merge(catalog, self.storage, target_bytes=target_bytes, **(values | changes))
 
     def opener(self) -> Opener:
         return Opener(
