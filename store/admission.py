@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 class Candidate:
     """A record that decodes. `digest` is the SHA-256 of its bytes in the log."""
 
-    source: LogRecord
+    offset: int
     sealed: SealedTrace
     header: Header
     digest: bytes
@@ -70,18 +70,26 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """A record that is not stored, and why. `detail` is never content."""
+    """A record that is not stored, and why. `data` are its bytes; `detail` is never content."""
 
-    source: LogRecord
+    offset: int
+    data: bytes
     header: Header | None
     reason: Refusal
     detail: str
 
 
-def parse(records: Iterable[LogRecord]) -> tuple[list[Candidate], list[Refused]]:
-    """Decode records; what does not decode, an unknown version included, is refused."""
+def parse(records: list[LogRecord]) -> tuple[list[Candidate], list[Refused]]:
+    """Decode records; what does not decode, an unknown version included, is refused.
+
+    Takes the records: the list is empty afterwards.
+    """
     candidates, refused, faults = [], [], set()
-    for source in records:
+    records.reverse()
+    while records:
+        # Let go before the next is decoded, so that a batch is not held twice, as it lay in the
+        # log and in pieces.
+        source = records.pop()
         try:
             sealed, header = read_record(source.data)
         except Exception as error:
@@ -92,11 +100,19 @@ def parse(records: Iterable[LogRecord]) -> tuple[list[Candidate], list[Refused]]
                 detail = f"the decoder failed ({type(error).__name__})"
                 faults.add(type(error).__name__)
             refused.append(
-                Refused(source=source, header=None, reason=Refusal.UNREADABLE, detail=detail)
+                Refused(
+                    offset=source.offset,
+                    data=source.data,
+                    header=None,
+                    reason=Refusal.UNREADABLE,
+                    detail=detail,
+                )
             )
             continue
         digest = hashlib.sha256(source.data).digest()
-        candidates.append(Candidate(source=source, sealed=sealed, header=header, digest=digest))
+        candidates.append(
+            Candidate(offset=source.offset, sealed=sealed, header=header, digest=digest)
+        )
     if faults:
         _log.error(
             "the decoder failed on records (%s), which are kept as dead letters; report it",
@@ -126,9 +142,10 @@ def judge_again(connection: Connection, refused: Iterable[Refused]) -> tuple[Ref
 class Admission:
     """The facts one batch is judged by, read from the catalog in one snapshot.
 
-    `trusted` are the periods whose record carries the issuer's signature. `period_s` is the
-    longest period in use; None bounds it by the ttl, which the configuration holds to
-    at least `MIN_PERIODS_PER_TTL` periods.
+    `trusted` are the periods whose record carries the issuer's signature. How long
+    a period may be is bounded by the ttl, which the configuration holds to at least
+    `MIN_PERIODS_PER_TTL` of them: today's length would refuse honest traces that were sealed
+    yesterday under a longer one.
     """
 
     nodes: dict[str, Node]
@@ -136,7 +153,6 @@ class Admission:
     trusted: frozenset[bytes]
     tombstones: Tombstones
     now_s: float
-    period_s: int | None
 
     @classmethod
     def load(
@@ -146,7 +162,6 @@ class Admission:
         *,
         issuer_public: bytes,
         now_s: float,
-        period_s: int | None,
     ) -> "Admission":
         """Read what judging `candidates` needs."""
         headers = [candidate.header for candidate in candidates]
@@ -161,7 +176,6 @@ class Admission:
             ),
             tombstones=load_tombstones(connection, headers),
             now_s=now_s,
-            period_s=period_s,
         )
 
     def judge(self, candidate: Candidate) -> Refusal | None:
@@ -199,8 +213,7 @@ class Admission:
             return Refusal.PERIOD_MISMATCH
         if header.expiry_s not in (published.issued_expiry_s, record.destroy_at_s):
             return Refusal.EXPIRY_MISMATCH
-        ttl_s = published.issued_expiry_s - record.start_s
-        period_s = self.period_s or ttl_s // MIN_PERIODS_PER_TTL
+        period_s = (published.issued_expiry_s - record.start_s) // MIN_PERIODS_PER_TTL
         if not record.start_s <= header.created_s < record.start_s + period_s:
             return Refusal.CREATED_OUTSIDE_PERIOD
         if effective_deadline(header.expiry_s, record.destroy_at_s) <= self.now_s:

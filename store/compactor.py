@@ -7,9 +7,11 @@ leaves at worst files the catalog does not know, which the sweeper removes, and 
 still holds, which the next run reads again.
 """
 
+import gc
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +21,7 @@ from sqlalchemy.engine import Connection
 from draftkeep.errors import ConflictError, StoreError
 from draftkeep.ingest.header import Header
 from draftkeep.ingest.log import Log
-from draftkeep.store import rewriter
+from draftkeep.ingest.record import encode_record
 from draftkeep.store.admission import (
     COUNTED_ONLY,
     Admission,
@@ -36,6 +38,7 @@ from draftkeep.store.drops import add_drops
 from draftkeep.store.log_deletion_rows import note_erased
 from draftkeep.store.offsets import LogOffset, advance, locate, note_gaps
 from draftkeep.store.ownership import claim
+from draftkeep.store.rewriter import random_serial
 from draftkeep.store.schema import trace_ids
 from draftkeep.store.shard import ShardFile
 from draftkeep.store.shard_rows import add_shard, require_present
@@ -87,13 +90,9 @@ class _Plan:
 class Compactor:
     """Moves records from one log into shards.
 
-    `issuer_public` verifies period records. `period_s` is the longest period in use, where known.
-    It bounds a trace's `created`, which nothing else rests on: expiry does not. Today's
-    configuration does not tell it, since a period shortened yesterday would refuse honest traces
-    sealed under the longer one; so the command leaves it None, and the ttl bounds it.
-    `new_serial` draws the unique part of a shard's name. With `free` the log gives up what was
-    committed; a log that others read as well is left alone. Not for several threads at once;
-    several processes may each have one.
+    `issuer_public` verifies period records. `new_serial` draws the unique part of a shard's name.
+    With `free` the log gives up what was committed; a log that others read as well is left alone.
+    Not for several threads at once; several processes may each have one.
     """
 
     def __init__(
@@ -104,8 +103,7 @@ class Compactor:
         *,
         clock: Callable[[], float],
         issuer_public: bytes,
-        new_serial: Callable[[], str] = rewriter.random_serial,
-        period_s: int | None = None,
+        new_serial: Callable[[], str] = random_serial,
         free: bool = True,
         limit_records: int = LIMIT_RECORDS,
         limit_bytes: int = LIMIT_BYTES,
@@ -116,7 +114,6 @@ class Compactor:
         self._clock = clock
         self._issuer_public = issuer_public
         self._new_serial = new_serial
-        self._period_s = period_s
         self._free = free
         self._limit_records = limit_records
         self._limit_bytes = limit_bytes
@@ -128,23 +125,24 @@ class Compactor:
         LogReplacedError when the log is not the one that was read before, and StoreError where log
         or catalog cannot be used, or the shards in the storage are another catalog's.
         """
-        claim(self._catalog, self._storage)
         offset = locate(self._catalog, self._log)
         records = []
         if offset.start < offset.following:
             records = self._log.read(offset.start, self._limit_records, self._limit_bytes)
+        read = len(records)
         gaps, following = note_gaps(offset, [record.offset for record in records], self._log)
-        candidates, unreadable = parse(records)
+        plan = _Plan(stored=(), refused=(), duplicates=0)
+        files: tuple[ShardFile, ...] = ()
         if following != offset.stored:
-            plan, files = self._store(candidates, unreadable, offset, gaps, following)
-        else:
-            plan, files = _Plan(stored=(), refused=(), duplicates=0), ()
+            with _no_collections():
+                candidates, unreadable = parse(records)
+                plan, files = self._store(candidates, unreadable, offset, gaps, following)
         if self._free and offset.first < following:
             self._log.free(following)
         self._alarm(offset, gaps, plan)
         reasons = Counter(str(item.reason) for item in plan.refused)
         return CompactReport(
-            read=len(records),
+            read=read,
             stored=len(plan.stored),
             duplicates=plan.duplicates,
             counted={name: n for name, n in reasons.items() if name in COUNTED_ONLY},
@@ -155,7 +153,7 @@ class Compactor:
             # Where nothing came, what is left holds no record, such as the end of a transaction. It
             # is passed with the record after it: a broker that has just become leader may not
             # show its last ones yet.
-            lag=max(0, offset.following - following) if records else 0,
+            lag=max(0, offset.following - following) if read else 0,
         )
 
     def _alarm(self, offset: LogOffset, gaps: list[tuple[int, int]], plan: _Plan) -> None:
@@ -193,22 +191,6 @@ class Compactor:
         """Close the log. Harmless when repeated."""
         self._log.close()
 
-    def rewrite_erased(self) -> rewriter.RewriteReport:
-        """Remove the bytes of erased traces, and of those past a shortened deadline."""
-        return rewriter.rewrite_erased(
-            self._catalog, self._storage, now_s=self._clock(), new_serial=self._new_serial
-        )
-
-    def merge(self, target_bytes: int) -> rewriter.RewriteReport:
-        """Join shards under `target_bytes` of one bucket and target into larger ones."""
-        return rewriter.merge(
-            self._catalog,
-            self._storage,
-            target_bytes=target_bytes,
-            now_s=self._clock(),
-            new_serial=self._new_serial,
-        )
-
     def _store(
         self,
         candidates: list[Candidate],
@@ -218,6 +200,9 @@ class Compactor:
         following: int,
     ) -> tuple[_Plan, tuple[ShardFile, ...]]:
         """Write and commit; plans again when a trace id was stored from another log meanwhile."""
+        # For each batch and not once: a disk may be unmounted under a process that runs on. A round
+        # that finds nothing asks nothing.
+        claim(self._catalog, self._storage)
         for _ in range(_ATTEMPTS):
             now_s = self._clock()
             plan = self._plan(candidates, unreadable, now_s)
@@ -246,7 +231,6 @@ class Compactor:
                 candidates,
                 issuer_public=self._issuer_public,
                 now_s=now_s,
-                period_s=self._period_s,
             )
             known = known_digests(connection, [item.header for item in candidates])
         stored, refused, duplicates = [], list(unreadable), 0
@@ -273,7 +257,7 @@ class Compactor:
                 write_shard(
                     self._storage,
                     [(item.header, item.sealed) for item in items],
-                    bucket=bucket_s,
+                    bucket_s=bucket_s,
                     target=target,
                     serial=self._new_serial(),
                 ),
@@ -303,7 +287,7 @@ class Compactor:
         add_dead_letters(connection, dead, identity=offset.identity, now_s=now_s)
         counted = Counter(str(item.reason) for item in plan.refused if item.reason in COUNTED_ONLY)
         add_drops(connection, "compactor", counted, now_s)
-        erased = [item.source.offset for item in plan.refused if item.reason is Refusal.ERASED]
+        erased = [item.offset for item in plan.refused if item.reason is Refusal.ERASED]
         if erased:
             note_erased(connection, offset.identity, max(erased) + 1)
 
@@ -328,7 +312,27 @@ def _row_key(row: dict[str, Any]) -> tuple[int, bytes, str]:
 
 
 def _refuse(item: Candidate, reason: Refusal) -> Refused:
-    return Refused(source=item.source, header=item.header, reason=reason, detail="")
+    return Refused(
+        offset=item.offset,
+        data=encode_record(item.sealed),
+        header=item.header,
+        reason=reason,
+        detail="",
+    )
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Python's cycle collector waits meanwhile: a batch makes a dozen objects a record and no
+    cycles, and looking through them again and again takes a tenth of the whole time.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def known_digests(

@@ -24,21 +24,21 @@ def add_dead_letters(
     """Keep refused records. The same bytes for the same reason add to one row's count."""
     cluster, topic_id, partition = identity
     # In one order for all: rows are locked until the commit, and writers must not form a ring.
-    for item in sorted(refused, key=lambda item: (str(item.reason), item.source.data)):
+    for item in sorted(refused, key=lambda item: (str(item.reason), item.data)):
         header = item.header
         latest_s = int(now_s) + DEAD_LETTER_TTL_S
         statement = insert(connection, dead_letters).values(
             reason=str(item.reason),
             detail=item.detail,
-            sha256=hashlib.sha256(item.source.data).digest(),
+            sha256=hashlib.sha256(item.data).digest(),
             count=1,
-            record=item.source.data,
+            record=item.data,
             tenant=None if header is None else header.tenant,
             alias=None if header is None else header.alias,
             cluster=cluster,
             topic=topic_id,
             partition=partition,
-            offset=item.source.offset,
+            offset=item.offset,
             seen_s=now_s,
             expiry_s=latest_s if header is None else min(header.expiry_s, latest_s),
         )

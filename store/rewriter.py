@@ -194,7 +194,7 @@ def _copy(
     tables = merge_tables(storage, [shard.name for shard in inputs], dead=dead)
     try:
         return write_tables(
-            storage, tables, bucket=first.bucket_s, target=first.target, serial=serial
+            storage, tables, bucket_s=first.bucket_s, target=first.target, serial=serial
         )
     except FileNotFoundError:
         raise ConflictError("a shard was replaced by another process; start again") from None

@@ -54,9 +54,9 @@ def sort_key(header: Header) -> SortKey:
 
 
 def write_shard(
-    storage: Storage, rows: Iterable[Row], *, bucket: int, target: bytes, serial: str
+    storage: Storage, rows: Iterable[Row], *, bucket_s: int, target: bytes, serial: str
 ) -> ShardFile:
-    """Write rows of one expiry (`bucket`, Unix seconds) and target, in any order, as one file.
+    """Write rows of one expiry (`bucket_s`, Unix seconds) and target, in any order, as one file.
 
     A row is a sealed trace with its header, parsed. Raises StoreError when there are none, and
     when one is of another target; otherwise like `write_tables`.
@@ -68,14 +68,14 @@ def write_shard(
                 f"a record of target {header.target.hex()[:8]} was given for a shard of target "
                 f"{target.hex()[:8]}; group records by target"
             )
-    file = write_tables(storage, _tables(ordered), bucket=bucket, target=target, serial=serial)
+    file = write_tables(storage, _tables(ordered), bucket_s=bucket_s, target=target, serial=serial)
     if file is None:
         raise StoreError("a shard of no records was asked for; write at least one")
     return file
 
 
 def write_tables(
-    storage: Storage, tables: Iterable[pa.Table], *, bucket: int, target: bytes, serial: str
+    storage: Storage, tables: Iterable[pa.Table], *, bucket_s: int, target: bytes, serial: str
 ) -> ShardFile | None:
     """Write tables of a shard's schema, its rows in order, as one durable file; None for none.
 
@@ -87,10 +87,10 @@ def write_tables(
     first = next(remaining, None)
     if first is None:
         return None
-    name = f"{bucket}-{target.hex()[:8]}-{serial}{SUFFIX}"
+    name = f"{bucket_s}-{target.hex()[:8]}-{serial}{SUFFIX}"
     metadata = {
         "draftkeep.shard": str(SHARD_FORMAT),
-        "draftkeep.bucket_s": str(bucket),
+        "draftkeep.bucket_s": str(bucket_s),
         "draftkeep.target": target.hex(),
     }
     with storage.create(name) as stream:
@@ -99,7 +99,7 @@ def write_tables(
     return ShardFile(
         storage=storage,
         name=name,
-        bucket_s=bucket,
+        bucket_s=bucket_s,
         target=target,
         rows=rows,
         size_bytes=sink.size_bytes,

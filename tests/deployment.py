@@ -19,6 +19,7 @@ from draftkeep.store.catalog import Catalog
 from draftkeep.store.compactor import Compactor
 from draftkeep.store.nodes import enrol_node, node_public
 from draftkeep.store.periods import publish_period
+from draftkeep.store.rewriter import RewriteReport, merge, random_serial, rewrite_erased
 from draftkeep.store.storage import Storage
 from draftkeep.store.storage_local import LocalStorage
 from tests.clock import Clock
@@ -108,6 +109,22 @@ class Deployment:
             "issuer_public": self.keyring.issuer_public,
         }
         return Compactor(**(values | changes))
+
+    def rewrite_erased(self, **changes: Any) -> RewriteReport:
+        """Rewrite the shards that hold erased rows."""
+        return rewrite_erased(**(self._rewriting() | changes))
+
+    def merge(self, target_bytes: int, **changes: Any) -> RewriteReport:
+        """Join shards under `target_bytes`."""
+        return merge(target_bytes=target_bytes, **(self._rewriting() | changes))
+
+    def _rewriting(self) -> dict[str, Any]:
+        return {
+            "catalog": self.catalog,
+            "storage": self.storage,
+            "now_s": self.clock(),
+            "new_serial": random_serial,
+        }
 
     def opener(self) -> Opener:
         """What a job opens traces with."""

@@ -70,7 +70,7 @@ def _erase(
     run.add(phase, "erase", at, middle(taken), MS)
     with world.catalog.read() as connection:
         touched = list_shards(connection, shards.c.id.in_(erased_shards()))
-    _, took = timed(world.compactor().rewrite_erased)
+    _, took = timed(world.rewrite_erased)
     rows = sum(row.rows for row in touched)
     run.add(phase, "rewrite", at, took.over(max(1, rows) / 1000), PER_1000)
     run.add_value(phase, "rows_rewritten_an_erasure", at, rows / len(users), "traces")

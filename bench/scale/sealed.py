@@ -6,6 +6,7 @@ traces in a period it is seen in, on average.
 """
 
 import random
+from functools import partial
 
 from bench.scale.opening import measure
 from bench.scale.points import Took, checkpoints, middle, timed
@@ -115,7 +116,7 @@ class _Sealing:
         self._taken["compact"].append(took.over(report.stored / 1000))
         self._unmerged += count
         if self._unmerged >= _MERGE_EVERY * self._run.sizes.batch:
-            _, took = timed(lambda: self._compactor.merge(_TARGET_BYTES))
+            _, took = timed(partial(self._world.merge, _TARGET_BYTES))
             self._taken["merge"].append(took.over(self._unmerged / 1000))
             self._unmerged = 0
 

@@ -37,6 +37,7 @@ from draftkeep.store.catalog import Catalog
 from draftkeep.store.compactor import Compactor
 from draftkeep.store.drafter import cold_drafter
 from draftkeep.store.models import TargetModel, load_target
+from draftkeep.store.rewriter import merge, random_serial, rewrite_erased
 from draftkeep.store.storage_local import LocalStorage
 from draftkeep.store.sweeper import Sweeper
 from tests.crash.forking import serve_forks
@@ -169,9 +170,15 @@ def compact(job: Job, draw: random.Random) -> None:
     while True:
         report = compactor.run_once()
         if draw.random() < 0.1:
-            compactor.merge(2**20)
+            merge(
+                catalog,
+                job.storage,
+                target_bytes=2**20,
+                now_s=job.now_s,
+                new_serial=random_serial,
+            )
         if draw.random() < 0.1:
-            compactor.rewrite_erased()
+            rewrite_erased(catalog, job.storage, now_s=job.now_s, new_serial=random_serial)
         if draw.random() < 0.05:
             sweeper.run_once()
         if report.read == 0:

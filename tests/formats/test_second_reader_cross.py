@@ -358,7 +358,7 @@ def test_a_shard_is_rebuilt_bit_for_bit(deployment: Deployment, tmp_path: Path) 
     expiry_s = sealed[0].parsed.expiry_s
     rows = [(item.parsed, item) for item in sealed]
     storage = LocalStorage(tmp_path)
-    file = write_shard(storage, rows, bucket=expiry_s, target=TARGET, serial="s1")
+    file = write_shard(storage, rows, bucket_s=expiry_s, target=TARGET, serial="s1")
     shard = reader_files.read_shard(tmp_path / file.name)
     assert (shard.bucket_s, shard.target) == (expiry_s, TARGET)
     bodies = {item.header: f"body {n}".encode() for n, item in enumerate(sealed)}

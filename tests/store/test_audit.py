@@ -140,7 +140,7 @@ def test_an_erasure_is_visible_before_and_after_the_rewrite(filled: World) -> No
         (row,) = [dict(zip(result.columns, row, strict=True)) for row in result.rows]
     assert (row["tenant"], row["state"], row["aliases"], row["traces"]) == ("acme", "done", 1, 2)
     assert (row["keys_destroyed"], row["rows_left"]) == (1, 2)
-    filled.compactor().rewrite_erased()
+    filled.rewrite_erased()
     with AuditSession(filled.catalog, filled.storage, now_s=filled.clock()) as session:
         assert session.query(erased).rows == ((0,),)
         assert session.query("SELECT rows_left FROM erasures").rows == ((0,),)
@@ -264,7 +264,7 @@ def test_a_session_outlives_a_merge(filled: World) -> None:
     filled.append(filled.seal(b"x" * 60, tenant="birch"))
     filled.compactor().run_once()
     with AuditSession(filled.catalog, filled.storage, now_s=filled.clock()) as session:
-        assert filled.compactor().merge(10**6).replaced == 2
+        assert filled.merge(10**6).replaced == 2
         assert session.query("SELECT count(*) FROM traces").rows == ((6,),)
 
 

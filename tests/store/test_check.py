@@ -77,8 +77,8 @@ def store(world: World) -> Store:
 def test_a_store_that_was_only_used_breaks_no_rule(store: Store) -> None:
     assert store.broken() == {}
     erase(store.world, "ann")
-    store.world.compactor().rewrite_erased()
-    store.world.compactor().merge(10**6)
+    store.world.rewrite_erased()
+    store.world.merge(10**6)
     assert store.broken() == {}
     rules = [finding.rule for finding in store.check()]
     assert len(set(rules)) == len(rules) > 20
@@ -226,7 +226,7 @@ def _learn_and_forget_the_quarantine(store: Store) -> None:
         )
     )
     erase(store.world, "ann")
-    store.world.compactor().rewrite_erased()
+    store.world.rewrite_erased()
     assert store.broken() == {}
     store.change(sa.update(schema.jobs).values(contaminated=False))
     store.change(sa.update(schema.channels).values(digest=b"child"))
@@ -324,7 +324,7 @@ def test_a_lost_file_does_not_stop_a_merge(store: Store) -> None:
         world.append(world.seal())
         world.compactor().run_once()
     (world.shards_dir / store.shard(store.late)).unlink()
-    assert world.compactor().merge(10**6).replaced == 2
+    assert world.merge(10**6).replaced == 2
     assert store.broken() == {"every listed file is there": 1}
 
 
@@ -338,7 +338,7 @@ def test_a_shard_replaced_while_it_is_checked_breaks_no_rule(
     def listing(*arguments: object) -> object:
         found = list_shards(*arguments)  # type: ignore[arg-type]
         if not merged:
-            merged.append(store.world.compactor().merge(10**6).replaced)
+            merged.append(store.world.merge(10**6).replaced)
         return found
 
     monkeypatch.setattr(check_files, "list_shards", listing)

@@ -1,5 +1,6 @@
 """Log to shards: what is stored, what is refused and why, and who wins a race."""
 
+import gc
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,6 +9,8 @@ import cbor2
 import pytest
 import sqlalchemy as sa
 
+from draftkeep.config import MIN_PERIODS_PER_TTL
+from draftkeep.errors import StoreError
 from draftkeep.ingest.envelope import Sealer, signed_message
 from draftkeep.ingest.header import Header
 from draftkeep.ingest.record import SealedTrace, encode_record, read_record
@@ -158,7 +161,10 @@ REFUSED: dict[str, tuple[Callable[[World], bytes], Refusal]] = {
     "later expiry": (_resigned(expiry_s=START_S + TTL_S + 1), Refusal.EXPIRY_MISMATCH),
     "earlier expiry": (_resigned(expiry_s=START_S + TTL_S - 1), Refusal.EXPIRY_MISMATCH),
     "created before": (_resigned(created_s=START_S - 1), Refusal.CREATED_OUTSIDE_PERIOD),
-    "created after": (_resigned(created_s=START_S + PERIOD_S), Refusal.CREATED_OUTSIDE_PERIOD),
+    "created after": (
+        _resigned(created_s=START_S + TTL_S // MIN_PERIODS_PER_TTL),
+        Refusal.CREATED_OUTSIDE_PERIOD,
+    ),
 }
 
 
@@ -169,7 +175,7 @@ def test_a_bad_record_is_quarantined_and_the_line_goes_on(world: World, case: st
     before, after = world.seal(), world.seal()
     bad = make(world)
     world.log.append([encode_record(before), bad, encode_record(after)])
-    report = world.compactor(period_s=PERIOD_S).run_once()
+    report = world.compactor().run_once()
     assert (report.stored, report.dead, report.next_offset) == (2, {str(reason): 1}, 3)
     assert ids(world.stored()) == ids([before, after])
     with world.catalog.read() as connection:
@@ -179,6 +185,21 @@ def test_a_bad_record_is_quarantined_and_the_line_goes_on(world: World, case: st
     assert letter[:3] == (bad, hashlib.sha256(bad).digest(), 1)
     assert world.clock() < letter.expiry_s <= world.clock() + 7 * 86400 + 1
     assert letters(world) == [(str(reason), 1)]
+
+
+def test_a_batch_that_fails_leaves_the_cycle_collector_as_it_was(world: World) -> None:
+    world.append(world.seal())
+    before = world.files()
+
+    def fail() -> str:
+        assert not gc.isenabled()
+        raise StoreError("no name")
+
+    with pytest.raises(StoreError, match="no name"):
+        world.compactor(new_serial=fail).run_once()
+    assert gc.isenabled()
+    assert world.files() == before
+    assert world.compactor().run_once().stored == 1
 
 
 def test_a_fault_of_the_decoder_stops_nobody(
@@ -263,7 +284,7 @@ def test_a_shortened_deadline_holds_for_what_was_sealed_before(world: World) -> 
     world.append(resign(world, early, trace_id=b"n" * 16))
     assert world.compactor().run_once().counted == {"expired": 1}
     assert world.stored() == []
-    assert world.compactor().rewrite_erased().rows_removed == 2
+    assert world.rewrite_erased().rows_removed == 2
     assert world.files() == set()
 
 

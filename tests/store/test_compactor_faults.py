@@ -168,11 +168,11 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(point=st.integers(0, 10))
     def merge(self, point: int) -> None:
-        self.crashing_at(point, lambda: self.compactor().merge(10**6))
+        self.crashing_at(point, lambda: self.world.merge(10**6, catalog=self.catalog))
 
     @rule(point=st.integers(0, 10))
     def rewrite(self, point: int) -> None:
-        self.crashing_at(point, lambda: self.compactor().rewrite_erased())
+        self.crashing_at(point, lambda: self.world.rewrite_erased(catalog=self.catalog))
 
     @rule(point=st.integers(0, 8))
     def sweep(self, point: int) -> None:
@@ -220,8 +220,8 @@ class StoreMachine(RuleBasedStateMachine):
         while self.compactor().run_once().read:
             pass
         assert ids(self.world.stored()) == ids(self.live())
-        self.compactor().rewrite_erased()
-        self.compactor().merge(10**6)
+        self.world.rewrite_erased(catalog=self.catalog)
+        self.world.merge(10**6, catalog=self.catalog)
         assert self.sweeper().run_once().missing == ()
         assert ids(self.world.stored()) == ids(self.live())
         assert ids(self.world.stored(include_erased=True)) == ids(self.live())
@@ -302,18 +302,20 @@ from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.check import check_catalog
 from draftkeep.store.compactor import Compactor
+from draftkeep.store.rewriter import merge, random_serial
 from draftkeep.store.storage_local import LocalStorage
 root, issuer, now = Path(sys.argv[1]), bytes.fromhex(sys.argv[2]), float(sys.argv[3])
 catalog = Catalog.connect(sys.argv[4])
+storage = LocalStorage(root / "shards")
 compactor = Compactor(
-    SqliteLog.open_reader(root / "log"), catalog, LocalStorage(root / "shards"),
+    SqliteLog.open_reader(root / "log"), catalog, storage,
     clock=lambda: now, issuer_public=issuer, limit_records=4,
 )
 print("ready", flush=True)
 while True:
     try:
         compactor.run_once()
-        compactor.merge(1 << 20)
+        merge(catalog, storage, target_bytes=1 << 20, now_s=now, new_serial=random_serial)
     except ConflictError:
         pass
 """

@@ -22,17 +22,16 @@ from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.store.audit import AuditSession
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.compactor import Compactor
+from draftkeep.store.rewriter import merge, random_serial, rewrite_erased
 from draftkeep.store.storage_local import LocalStorage
 from draftkeep.store.sweeper import Sweeper
 log = SqliteLog(root / "log", cap_bytes=1 << 30, bucket_s=600, clock=lambda: now)
 catalog = Catalog.connect(sys.argv[4])
 storage = LocalStorage(root / "shards")
-compactor = Compactor(
-    log, catalog, storage, clock=lambda: now, issuer_public=issuer, period_s=3600
-)
+compactor = Compactor(log, catalog, storage, clock=lambda: now, issuer_public=issuer)
 print(compactor.run_once().stored)
-compactor.merge(1 << 20)
-compactor.rewrite_erased()
+merge(catalog, storage, target_bytes=1 << 20, now_s=now, new_serial=random_serial)
+rewrite_erased(catalog, storage, now_s=now, new_serial=random_serial)
 Sweeper(catalog, storage, clock=lambda: now).run_once()
 with AuditSession(catalog, storage, now_s=now) as session:
     print(session.query("SELECT count(*) FROM traces").rows[0][0])
@@ -73,12 +72,12 @@ def test_small_shards_of_one_bucket_become_one(world: World) -> None:
     world.append(late)
     world.compactor().run_once()
     assert len(world.files()) == 5
-    report = world.compactor().merge(10**6)
+    report = world.merge(10**6)
     assert (report.replaced, report.written, report.rows_removed) == (4, 1, 0)
     assert report.bytes_freed > 3 * 1168
     assert len(world.files()) == 2
     assert ids(world.stored()) == ids([*sealed, late])
-    assert world.compactor().merge(10**6).replaced == 0
+    assert world.merge(10**6).replaced == 0
     world.append(sealed[0])
     assert world.compactor().run_once().duplicates == 1
 
@@ -88,10 +87,10 @@ def test_merging_keeps_to_the_size_asked_for(world: World) -> None:
         world.append(world.seal(b"b" * 3000))
         world.compactor().run_once()
     sizes = [path.stat().st_size for path in world.shards_dir.iterdir()]
-    report = world.compactor().merge(3 * max(sizes))
+    report = world.merge(3 * max(sizes))
     assert (report.replaced, report.written) == (6, 2)
     assert len(world.stored()) == 6
-    assert world.compactor().merge(min(sizes)).replaced == 0
+    assert world.merge(min(sizes)).replaced == 0
 
 
 def test_a_large_shard_waits_for_enough_small_ones(world: World) -> None:
@@ -107,13 +106,13 @@ def test_a_large_shard_waits_for_enough_small_ones(world: World) -> None:
 
     (name,) = world.files()
     add_small()
-    assert world.compactor().merge(10**6).replaced == 0
+    assert world.merge(10**6).replaced == 0
     add_small()
-    assert world.compactor().merge(10**6).replaced == 2
+    assert world.merge(10**6).replaced == 2
     assert name in world.files()
     for _ in range(12):
         add_small()
-    assert world.compactor().merge(10**6).replaced == 14
+    assert world.merge(10**6).replaced == 14
     assert len(world.files()) == 1
     assert ids(world.stored()) == ids([large, *small])
 
@@ -124,11 +123,11 @@ def test_a_shard_replaced_by_another_process_is_left_to_it(world: World) -> None
         world.compactor().run_once()
 
     def serial() -> str:
-        world.compactor(new_serial=lambda: "rival").merge(10**6)
+        world.merge(10**6, new_serial=lambda: "rival")
         return "late"
 
     with pytest.raises(ConflictError, match="replaced"):
-        world.compactor(new_serial=serial).merge(10**6)
+        world.merge(10**6, new_serial=serial)
     assert len(world.files()) == 1
     assert len(world.stored()) == 2
 
@@ -138,9 +137,9 @@ def test_a_shard_replaced_while_its_copy_was_written_is_left_to_it(world: World)
         world.append(world.seal())
         world.compactor().run_once()
     catalog = HookedCatalog(world.catalog.engine)
-    catalog.hook = lambda: world.compactor().merge(10**6)
+    catalog.hook = lambda: world.merge(10**6)
     with pytest.raises(ConflictError, match="replaced or swept"):
-        world.compactor(catalog=catalog).merge(10**6)
+        world.merge(10**6, catalog=catalog)
     assert len(world.files()) == 1
     assert len(world.stored()) == 2
 

@@ -40,14 +40,14 @@ def test_the_bytes_go_at_the_rewrite_and_do_not_come_back(world: World) -> None:
     late = world.seal(subject="ann")
     store(world, ann, bob)
     erase(world)
-    report = world.compactor().rewrite_erased()
+    report = world.rewrite_erased()
     assert (report.replaced, report.written, report.rows_removed) == (1, 1, 1)
     assert report.bytes_freed > 2000
     (name,) = world.files()
     content = (world.shards_dir / name).read_bytes()
     assert ann.ciphertext not in content
     assert bob.ciphertext in content
-    assert world.compactor().rewrite_erased().replaced == 0
+    assert world.rewrite_erased().replaced == 0
     world.append(ann, late)
     report_again = world.compactor().run_once()
     assert (report_again.stored, report_again.counted) == (0, {"erased": 2})
@@ -57,7 +57,7 @@ def test_the_bytes_go_at_the_rewrite_and_do_not_come_back(world: World) -> None:
 def test_a_shard_of_erased_rows_only_disappears(world: World) -> None:
     store(world, world.seal(subject="ann"), world.seal(subject="ann"))
     erase(world)
-    report = world.compactor().rewrite_erased()
+    report = world.rewrite_erased()
     assert (report.written, report.rows_removed) == (0, 2)
     assert world.files() == set()
 

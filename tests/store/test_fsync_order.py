@@ -16,6 +16,7 @@ from pathlib import Path
 from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.compactor import Compactor
+from draftkeep.store.rewriter import merge
 from draftkeep.store.storage_local import LocalStorage
 from draftkeep.store.sweeper import Sweeper
 root, issuer, now = Path(sys.argv[1]), bytes.fromhex(sys.argv[2]), float(sys.argv[3])
@@ -28,7 +29,8 @@ compactor = Compactor(
 )
 compactor.run_once()
 compactor.run_once()
-assert compactor.merge(1 << 20).replaced == 2
+serial = lambda: next(names)
+assert merge(catalog, storage, target_bytes=1 << 20, now_s=now, new_serial=serial).replaced == 2
 assert Sweeper(catalog, storage, clock=lambda: now + 10**7).run_once().shards == 1
 """
 CALL = re.compile(r"^\d+ +(\w+)\((.*)\) += (-?\d+)")

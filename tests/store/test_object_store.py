@@ -18,6 +18,7 @@ from draftkeep.store.check import check_catalog, repair_catalog
 from draftkeep.store.compactor import Compactor
 from draftkeep.store.ownership import claim
 from draftkeep.store.reader import iter_sealed
+from draftkeep.store.rewriter import merge, random_serial
 from draftkeep.store.storage import Storage
 from draftkeep.store.storage_local import LocalStorage
 from draftkeep.store.storage_objects import ObjectStorage
@@ -64,11 +65,11 @@ def test_traces_are_stored_once_merged_erased_and_expired(remote: World) -> None
     remote.append(again)
     assert remote.compactor().run_once().duplicates == 1
     fill(remote, 2, subject="ann")
-    assert remote.compactor().merge(10**6).replaced == 5
+    assert remote.merge(10**6).replaced == 5
     assert len(remote.files()) == 1
     erase(remote, "ann")
     assert ids(remote.stored()) == kept
-    assert remote.compactor().rewrite_erased().rows_removed == 6
+    assert remote.rewrite_erased().rows_removed == 6
     assert ids(remote.stored(include_erased=True)) == kept
     assert {remote.opener().open(item) for item in remote.stored()} == {b"body"}
     assert damage(remote) == {}
@@ -160,7 +161,7 @@ def test_an_auditor_asks_objects(remote: World) -> None:
     with AuditSession(remote.catalog, remote.storage, now_s=remote.clock()) as session:
         count = "SELECT count(*), sum(positions) FROM traces WHERE domain = 'law'"
         assert session.query(count).rows == ((6, 30),)
-        remote.compactor().merge(10**6)
+        remote.merge(10**6)
         assert session.query(count).rows == ((6, 30),)
         remote.storage.remove(remote.files())
         with pytest.raises(
@@ -186,7 +187,7 @@ def test_a_shard_replaced_while_it_is_read_is_read_on_elsewhere(
 
     # In the middle of a file: its first row group was read, the others are only asked for later.
     found = [next(reading)]
-    assert remote.compactor().merge(10**6).replaced == 2
+    assert remote.merge(10**6).replaced == 2
     monkeypatch.setattr(ObjectStorage, "open", opening)
     found += reading
     assert ids(found) == expected
@@ -235,7 +236,14 @@ def compact_and_merge(world: World) -> Iterator[int]:
             limit_records=1,
         )
         while compactor.run_once().read:
-            yield compactor.merge(10**6).replaced
+            report = merge(
+                catalog,
+                world.storage,
+                target_bytes=10**6,
+                now_s=world.clock(),
+                new_serial=random_serial,
+            )
+            yield report.replaced
 
 
 def known(world: World) -> set[bytes]:

@@ -50,6 +50,17 @@ def test_another_catalog_sweeps_and_compacts_nothing(
     assert world.compactor().run_once().stored == 1
 
 
+def test_a_round_that_finds_nothing_asks_the_storage_nothing(world: World) -> None:
+    world.append(world.seal())
+    world.compactor().run_once()
+    Path(world.storage.mark_place).unlink()
+    assert world.compactor().run_once().read == 0
+    assert world.storage.read_mark() is None
+    world.append(world.seal())
+    assert world.compactor().run_once().stored == 1
+    assert require_own(world.catalog, world.storage)
+
+
 def test_a_catalog_from_before_there_were_marks_adopts_its_shards(world: World) -> None:
     world.append(world.seal())
     world.compactor().run_once()

@@ -44,7 +44,7 @@ def test_a_merge_in_the_middle_neither_loses_nor_repeats(world: World) -> None:
         world.catalog, world.storage, tenants=None, target=TARGET, not_after_s=world.clock()
     )
     found = [next(reading) for _ in range(4)]
-    assert world.compactor().merge(10**6).replaced == 4
+    assert world.merge(10**6).replaced == 4
     found += reading
     assert ids(found) == expected
 
@@ -59,7 +59,7 @@ def test_a_replaced_shard_whose_file_still_lies_there_is_not_believed(
     found = [next(reading)]
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", lambda *_, **__: None)
-        assert world.compactor().merge(10**6).replaced == 4
+        assert world.merge(10**6).replaced == 4
     assert len(world.files()) == 5
     found += reading
     assert ids(found) == expected
@@ -73,7 +73,7 @@ def test_an_erasure_in_the_middle_holds_from_the_next_shard_on(world: World) -> 
     )
     found = [next(reading)]
     erase_subject(world.catalog, world.keyring, tenant="acme", subject="ann", now_s=world.clock())
-    assert world.compactor().rewrite_erased().rows_removed == 9
+    assert world.rewrite_erased().rows_removed == 9
     found += reading
     assert ids(found) == anonymous
 

@@ -85,7 +85,7 @@ def test_every_record_comes_back_bit_for_bit(
     rng = random.Random(seed)
     records = [forge(row, index, rng) for index, row in enumerate(values)]
     file = write_shard(
-        storage, rows(records), bucket=2**41, target=TARGET, serial=rng.randbytes(8).hex()
+        storage, rows(records), bucket_s=2**41, target=TARGET, serial=rng.randbytes(8).hex()
     )
     content = path_of(file).read_bytes()
     assert (file.rows, file.size_bytes) == (len(records), len(content))
@@ -129,7 +129,7 @@ def test_row_groups_of_other_tenants_are_not_needed(
         forge(base | {"tenant": tenant}, index, rng)
         for index, tenant in enumerate(["acme", "birch", "cedar"] * 8)
     ]
-    file = write_shard(storage, rows(records), bucket=2**41, target=TARGET, serial="groups")
+    file = write_shard(storage, rows(records), bucket_s=2**41, target=TARGET, serial="groups")
     with pq.ParquetFile(path_of(file)) as opened:
         assert opened.num_row_groups == 6
         assert shard._row_groups(opened, ["birch"]) == [2, 3]
@@ -143,7 +143,7 @@ def test_row_groups_of_other_tenants_are_not_needed(
 def test_a_shard_opens_by_itself(world: World) -> None:
     sealed = [world.seal(f"body {index}".encode()) for index in range(3)]
     file = write_shard(
-        world.storage, rows(sealed), bucket=sealed[0].parsed.expiry_s, target=TARGET, serial="a"
+        world.storage, rows(sealed), bucket_s=sealed[0].parsed.expiry_s, target=TARGET, serial="a"
     )
     opener = world.opener()
     opened = {opener.open(item) for item in read_shard(file.storage, file.name)}
@@ -153,7 +153,7 @@ def test_a_shard_opens_by_itself(world: World) -> None:
 def test_a_file_may_be_unlinked_while_it_is_read(world: World) -> None:
     sealed = [world.seal() for _ in range(3)]
     file = write_shard(
-        world.storage, rows(sealed), bucket=sealed[0].parsed.expiry_s, target=TARGET, serial="a"
+        world.storage, rows(sealed), bucket_s=sealed[0].parsed.expiry_s, target=TARGET, serial="a"
     )
     reading = read_shard(file.storage, file.name)
     first = next(reading)
@@ -163,7 +163,7 @@ def test_a_file_may_be_unlinked_while_it_is_read(world: World) -> None:
 
 def test_what_is_not_a_shard_is_refused(tmp_path: Path, world: World) -> None:
     sealed = [world.seal()]
-    file = write_shard(world.storage, rows(sealed), bucket=1, target=TARGET, serial="a")
+    file = write_shard(world.storage, rows(sealed), bucket_s=1, target=TARGET, serial="a")
     short = tmp_path / "short.parquet"
     short.write_bytes(path_of(file).read_bytes()[:-10])
     other = tmp_path / "other.parquet"
@@ -184,9 +184,9 @@ def test_what_is_not_a_shard_is_refused(tmp_path: Path, world: World) -> None:
 
 def test_records_that_do_not_belong_in_one_shard_are_refused(world: World) -> None:
     with pytest.raises(StoreError, match="no records"):
-        write_shard(world.storage, [], bucket=1, target=TARGET, serial="a")
+        write_shard(world.storage, [], bucket_s=1, target=TARGET, serial="a")
     with pytest.raises(StoreError, match="group records by target"):
-        write_shard(world.storage, rows([world.seal()]), bucket=1, target=b"U" * 32, serial="a")
+        write_shard(world.storage, rows([world.seal()]), bucket_s=1, target=b"U" * 32, serial="a")
     assert world.files() == set()
 
 
@@ -197,5 +197,5 @@ def test_a_write_that_fails_leaves_no_file(world: World, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(pq.ParquetWriter, "write_table", fail)
     with pytest.raises(OSError, match="disk full"):
-        write_shard(world.storage, rows([world.seal()]), bucket=1, target=TARGET, serial="a")
+        write_shard(world.storage, rows([world.seal()]), bucket_s=1, target=TARGET, serial="a")
     assert world.files() == set()

@@ -57,7 +57,7 @@ def write(directory: Path, changes: list[dict[str, Any]]) -> tuple[Path, list[Se
     records = [forge(BASE | change, index, rng) for index, change in enumerate(changes)]
     rng.shuffle(records)
     storage = LocalStorage(directory)
-    file = write_shard(storage, rows(records), bucket=2**41, target=TARGET, serial="s")
+    file = write_shard(storage, rows(records), bucket_s=2**41, target=TARGET, serial="s")
     ordered = sorted(records, key=lambda item: sort_key(item.parsed))
     return Path(storage.path(file.name)), ordered
 

@@ -46,9 +46,9 @@ def test_a_rewrite_finds_what_a_tombstone_covers(world: World, kind: str) -> Non
     world.compactor().run_once()
     covered, left = (acme, birch) if kind == "tenant" else (acme[:1], [*acme[1:], *birch])
     _lay(world.catalog, kind, b"acme" if kind == "tenant" else acme[0].parsed.trace_id)
-    assert world.compactor().rewrite_erased().rows_removed == len(covered)
+    assert world.rewrite_erased().rows_removed == len(covered)
     assert ids(world.stored()) == ids(left)
-    assert world.compactor().rewrite_erased().replaced == 0
+    assert world.rewrite_erased().replaced == 0
 
 
 def test_only_a_trace_of_its_own_makes_the_search_read_all_traces(tmp_path: Path) -> None:
