@@ -130,18 +130,19 @@ def cluster_id(admin: Any) -> str:
 
 
 def running_brokers(admin: Any) -> list[int]:
-    """The ids of the brokers that run. Raises StoreError where they do not answer."""
+    """The ids of the brokers that run, at least one. Raises StoreError where none can be told."""
     try:
-        # The library lists those as well that the cluster has given up.
-        return [
-            broker["broker_id"]
-            for broker in admin.describe_cluster()["brokers"]
-            if not broker.get("is_fenced", False)
-        ]
+        listed = admin.describe_cluster()["brokers"]
     except KafkaError as error:
         raise StoreError(
             f"the brokers cannot be listed ({type(error).__name__}); check that they answer"
         ) from error
+    # The library lists those as well that the cluster has given up.
+    running = [broker["broker_id"] for broker in listed if not broker.get("is_fenced", False)]
+    if not running:
+        # Who answers has just started, and the cluster does not count with it yet.
+        raise StoreError("none of the brokers is in service yet; wait, or look at their own logs")
+    return running
 
 
 def topic_settings_of(admin: Any, topic_name: str) -> dict[str, str]:
