@@ -182,6 +182,7 @@ periods = Table(
     Column("public_key", LargeBinary, nullable=False),
     Column("signature", LargeBinary, nullable=False),
     Index("periods_by_tenant", "tenant", "start_s"),
+    Index("periods_by_deadline", "destroy_at_s"),
 )
 
 # `subject_ref` is a keyed hash of the subject's name that only a holder of the tenant's lookup
