@@ -53,7 +53,7 @@ POINTS = {
         f"{_STORE}.rewriter:_copy",
         f"{_STORE}.rewriter:write_tables",
         f"{_STORE}.rewriter:lock_shards",
-        f"{_STORE}.rewriter:_swap",
+        f"{_STORE}.rewriter:swap_shards",
         f"{_STORE}.rewriter:_replace",
         f"{_STORE}.sweeper:Sweeper._expire",
         f"{_STORE}.sweeper:Sweeper._remove_orphans",
