@@ -284,7 +284,7 @@ class Compactor:
             rows.sort(key=_row_key)
             insert_many(connection, trace_ids, rows)
         dead = [item for item in plan.refused if item.reason not in COUNTED_ONLY]
-        add_dead_letters(connection, dead, identity=offset.identity, now_s=now_s)
+        add_dead_letters(connection, dead, log=offset.identity, now_s=now_s)
         counted = Counter(str(item.reason) for item in plan.refused if item.reason in COUNTED_ONLY)
         add_drops(connection, "compactor", counted, now_s)
         erased = [item.offset for item in plan.refused if item.reason is Refusal.ERASED]

@@ -1,4 +1,4 @@
-"""Whose shards are these: a mark beside them names the one catalog that lists them, and the place.
+"""Whose shards are these: a mark among them names the one catalog that lists them, and the place.
 
 To any other catalog every file would be one that nothing lists, and its sweeper would remove them
 all. A mistyped `catalog.url` must not do that. The place has an id of its own, which the catalog
@@ -62,17 +62,29 @@ def claim(
     if ours.place and _checked(catalog, storage, ours) == ours:
         return
     # Under the writers' lock: of all that find no mark, or no place in the catalog, one is first.
+    while not _settle(catalog, storage, new_place):
+        pass
+
+
+def _settle(catalog: Catalog, storage: Storage, new_place: Callable[[], bytes]) -> bool:
+    """Make mark and catalog agree; False where one more transaction has to."""
     with catalog.begin() as connection:
         ours = _of(connection)
         mark = _checked(catalog, storage, ours)
         if mark is None:
             _require_free(connection, catalog, storage, ours)
+            if ours.place:
+                # Forgotten first: who is killed between the mark and the commit leaves a catalog
+                # that takes up the mark, and not one that knows another place.
+                connection.execute(sa.update(identity).values(place=None))
+                return False
         place = (mark.place if mark else "") or new_place().hex()
         settled = _Mark(catalog=ours.catalog, place=place)
         if mark != settled:
             # Before the commit: a mark whose place the catalog has not noted yet is taken up.
             storage.write_mark(str(settled))
         connection.execute(sa.update(identity).values(place=bytes.fromhex(place)))
+        return True
 
 
 def _of(connection: Connection) -> _Mark:

@@ -30,7 +30,7 @@ from sqlalchemy import (
 )
 
 # The last migration; a change here comes with one.
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 
 # SQLite counts rows by itself only in a column declared exactly INTEGER.
 _ROW_ID = BigInteger().with_variant(Integer, "sqlite")
@@ -52,7 +52,8 @@ identity = Table(
     Column("place", LargeBinary, nullable=True),
 )
 
-# One immutable Parquet file. Every trace in it expires at `bucket_s` at the latest.
+# One immutable Parquet file. Every trace in it expires at `bucket_s` at the latest. No id is ever
+# given twice: processes remember them from one transaction to the next.
 shards = Table(
     "shards",
     metadata,
@@ -66,6 +67,7 @@ shards = Table(
     Column("sha256", LargeBinary, nullable=False),
     Column("created_s", Float, nullable=False),
     Index("shards_by_bucket", "bucket_s", "target"),
+    sqlite_autoincrement=True,
 )
 
 # Every trace that was ever stored, until its bucket expires. `shard` is null once its bytes were
@@ -117,6 +119,8 @@ gaps = Table(
 )
 
 # Records that were refused, as they came, sealed. `count` is how often the same bytes came.
+# `kept_bytes` is what a row takes of the bound on all of them; where it is 0 the bound was reached,
+# and `record` is empty.
 dead_letters = Table(
     "dead_letters",
     metadata,
@@ -134,7 +138,9 @@ dead_letters = Table(
     Column("offset", BigInteger, nullable=False),
     Column("seen_s", Float, nullable=False),
     Column("expiry_s", BigInteger, nullable=False),
+    Column("kept_bytes", BigInteger, nullable=False, server_default=text("0")),
     UniqueConstraint("reason", "sha256"),
+    Index("dead_letters_by_size", "kept_bytes"),
 )
 
 # Traces that are counted and not kept, by who dropped them, why, and the hour it happened in.
@@ -176,6 +182,7 @@ periods = Table(
     Column("public_key", LargeBinary, nullable=False),
     Column("signature", LargeBinary, nullable=False),
     Index("periods_by_tenant", "tenant", "start_s"),
+    Index("periods_by_deadline", "destroy_at_s"),
 )
 
 # `subject_ref` is a keyed hash of the subject's name that only a holder of the tenant's lookup

@@ -48,7 +48,8 @@ class Storage(Protocol):
         """A stream to write a file with. The file is there, whole and durable, after a clean exit.
 
         Until then, and after an error in the block, no file of that name is in use: readers
-        learn names from the catalog. An error leaves none behind.
+        learn names from the catalog. An error leaves none behind. ConflictError where a sweeper
+        took it for an orphan meanwhile.
         """
         ...
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 from pyarrow import fs
 
 from draftkeep import files
-from draftkeep.errors import ShardError, StoreError
-from draftkeep.store.stored_file import TEMPORARY_PREFIX, StoredFile, is_of_storage
+from draftkeep.errors import ConflictError, ShardError, StoreError
+from draftkeep.store.stored_file import MARK, TEMPORARY_PREFIX, StoredFile, is_of_storage
 
 
 class LocalStorage:
@@ -23,7 +23,7 @@ class LocalStorage:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._mark = directory.with_name(f"{directory.name}.catalog")
+        self._mark = directory / MARK
 
     @property
     def place(self) -> str:
@@ -32,7 +32,7 @@ class LocalStorage:
 
     @property
     def mark_place(self) -> str:
-        """The mark's file, beside the directory."""
+        """The mark's file, among the shards."""
         return str(self._mark)
 
     @property
@@ -49,20 +49,32 @@ class LocalStorage:
         """A stream to a temporary file that becomes `name` on a clean exit."""
         temporary = self._directory / (TEMPORARY_PREFIX + name)
         with self._explained(name):
-            if not self._directory.is_dir():
-                self._directory.mkdir(parents=True, exist_ok=True)
-                files.sync(self._directory.parent)
+            self._make_directory()
             try:
                 with temporary.open("wb") as file:
                     yield file
                     file.flush()
                     os.fsync(file.fileno())
-                temporary.rename(self._directory / name)
+                self._rename(temporary, name)
             except BaseException:
                 with suppress(OSError):
                     temporary.unlink()
                 raise
             files.sync(self._directory)
+
+    def _make_directory(self) -> None:
+        if not self._directory.is_dir():
+            self._directory.mkdir(parents=True, exist_ok=True)
+            files.sync(self._directory.parent)
+
+    def _rename(self, temporary: Path, name: str) -> None:
+        try:
+            temporary.rename(self._directory / name)
+        except FileNotFoundError:
+            raise ConflictError(
+                f"{name} was swept while it was written; start again, and check the clocks of the "
+                "machines that compact"
+            ) from None
 
     @contextmanager
     def open(self, name: str) -> Iterator[pa.NativeFile]:
@@ -77,7 +89,7 @@ class LocalStorage:
             return (self._directory / name).exists()
 
     def list(self) -> list[StoredFile]:
-        """Every file of the directory; temporary ones begin with `TEMPORARY_PREFIX`."""
+        """Every file but the mark; temporary ones begin with `TEMPORARY_PREFIX`."""
         found = []
         with self._explained("the list of files"):
             for path in _entries(self._directory):
@@ -85,7 +97,8 @@ class LocalStorage:
                     facts = path.stat()
                 except FileNotFoundError:
                     continue
-                if stat.S_ISREG(facts.st_mode):
+                # The mark has a longer name while it is written.
+                if stat.S_ISREG(facts.st_mode) and MARK not in path.name:
                     found.append(
                         StoredFile(
                             name=path.name, size_bytes=facts.st_size, modified_s=facts.st_mtime
@@ -108,13 +121,14 @@ class LocalStorage:
         """The mark's text."""
         try:
             with self._explained("the mark"):
-                return self._mark.read_text(encoding="utf-8").strip()
+                return self._mark.read_text(encoding="utf-8", errors="replace").strip()
         except FileNotFoundError:
             return None
 
     def write_mark(self, text: str) -> None:
         """Replace the mark's file."""
         with self._explained("the mark"):
+            self._make_directory()
             files.write_file(self._mark, f"{text}\n".encode())
 
     @contextmanager

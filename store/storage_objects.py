@@ -9,9 +9,8 @@ import pyarrow as pa
 from pyarrow import fs
 
 from draftkeep.errors import StoreError
-from draftkeep.store.stored_file import AWS_ERROR, StoredFile
+from draftkeep.store.stored_file import AWS_ERROR, MARK, StoredFile
 
-_MARK = "draftkeep.catalog"
 _CONNECT_S = 10
 _ATTEMPTS = 4
 _REMOVERS = 8
@@ -46,8 +45,8 @@ class ObjectStorage:
 
     @property
     def mark_place(self) -> str:
-        """The mark's URL, beside the shards."""
-        return f"{self.place}/{_MARK}"
+        """The mark's URL, among the shards."""
+        return f"{self.place}/{MARK}"
 
     @property
     def filesystem(self) -> fs.FileSystem:
@@ -98,7 +97,7 @@ class ObjectStorage:
         return [
             StoredFile(name=item.base_name, size_bytes=item.size, modified_s=item.mtime.timestamp())
             for item in found
-            if item.type == fs.FileType.File and item.base_name != _MARK
+            if item.type == fs.FileType.File and item.base_name != MARK
         ]
 
     def remove(self, names: Iterable[str]) -> None:
@@ -113,14 +112,14 @@ class ObjectStorage:
     def read_mark(self) -> str | None:
         """The mark's text."""
         try:
-            with self.open(_MARK) as file:
-                return bytes(file.read()).decode().strip()
+            with self.open(MARK) as file:
+                return bytes(file.read()).decode(errors="replace").strip()
         except FileNotFoundError:
             return None
 
     def write_mark(self, text: str) -> None:
         """Put the mark's object."""
-        with self.create(_MARK) as stream:
+        with self.create(MARK) as stream:
             stream.write(f"{text}\n".encode())
 
     @contextmanager

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 SUFFIX = ".parquet"
 TEMPORARY_PREFIX = ".tmp-"
+# The mark among the files: it goes where they go, and is missing where they are.
+MARK = "draftkeep.catalog"
 # How PyArrow's errors of an object store begin.
 AWS_ERROR = "AWS Error "
 

@@ -11,6 +11,7 @@ from draftkeep.store.compactor import Compactor
 from draftkeep.store.storage_local import LocalStorage
 from tests.deployment import PERIOD_S
 from tests.store.conftest import HookedCatalog, World, ids
+from tests.store.erasures import erase, store
 
 COMPACT = """
 import builtins, io, os, sys
@@ -86,7 +87,7 @@ def test_merging_keeps_to_the_size_asked_for(world: World) -> None:
     for _ in range(6):
         world.append(world.seal(b"b" * 3000))
         world.compactor().run_once()
-    sizes = [path.stat().st_size for path in world.shards_dir.iterdir()]
+    sizes = [file.size_bytes for file in world.storage.list()]
     report = world.merge(3 * max(sizes))
     assert (report.replaced, report.written) == (6, 2)
     assert len(world.stored()) == 6
@@ -142,6 +143,25 @@ def test_a_shard_replaced_while_its_copy_was_written_is_left_to_it(world: World)
         world.merge(10**6, catalog=catalog)
     assert len(world.files()) == 1
     assert len(world.stored()) == 2
+
+
+def test_a_copy_of_what_was_erased_meanwhile_is_never_listed(world: World) -> None:
+    """The shard that another process stores next is none of those that the merge has copied."""
+    kept, fresh = world.seal(), world.seal()
+    store(world, kept)
+    store(world, world.seal(subject="ann"))
+
+    def others() -> None:
+        erase(world)
+        assert world.compactor().rewrite_erased().replaced == 1
+        store(world, fresh)
+
+    catalog = HookedCatalog(world.catalog.engine)
+    catalog.hook = others
+    with pytest.raises(ConflictError, match="replaced or swept"):
+        world.compactor(catalog=catalog).merge(10**6)
+    assert ids(world.stored(include_erased=True)) == ids([kept, fresh])
+    assert len(world.files()) == 2
 
 
 def test_paths_may_hold_spaces_and_more(tmp_path: Path, world: World) -> None:

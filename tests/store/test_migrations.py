@@ -71,6 +71,41 @@ def test_a_catalog_from_before_migrations_goes_on_with_its_rows(tmp_path: Path) 
     catalog.close()
 
 
+def _insert_shards(connection: sa.Connection, *names: str) -> None:
+    # As every version may; `schema.py` knows only what the last one has.
+    columns = "name, format, bucket_s, target, rows, bytes, sha256, created_s"
+    for name in names:
+        statement = f"INSERT INTO shards ({columns}) VALUES (:name, 1, 9, :t, 2, 3, :t, 0.5)"  # noqa: S608
+        connection.execute(sa.text(statement), {"name": name, "t": b"T"})
+
+
+@pytest.mark.parametrize("since", range(1, schema.SCHEMA_VERSION + 1))
+def test_a_shards_id_is_never_given_again(bare_url: str, since: int) -> None:
+    """Processes remember ids from one transaction to the next."""
+    engine = database.make_engine(bare_url)
+    with database.migrating(engine) as connection:
+        migrations.upgrade(connection, dict(list(migrations.known().items())[:since]))
+    with database.migrating(engine) as connection:
+        _insert_shards(connection, "a", "b", "c")
+        before = connection.execute(sa.text("SELECT * FROM shards ORDER BY id")).all()
+    engine.dispose()
+    catalog = Catalog.connect(bare_url)
+    with catalog.read() as connection:
+        query = sa.text("SELECT * FROM shards ORDER BY id")
+        assert connection.execute(query).all() == before
+    given = {row.id for row in before}
+    for name in ("d", "e"):
+        with catalog.begin() as connection:
+            connection.execute(sa.delete(schema.shards))
+            _insert_shards(connection, name)
+            (fresh,) = connection.scalars(sa.select(schema.shards.c.id))
+        assert fresh > max(given)
+        given.add(fresh)
+    with pytest.raises(sa.exc.IntegrityError), catalog.begin() as connection:
+        _insert_shards(connection, "e")
+    catalog.close()
+
+
 def _add_a_column(op: Operations) -> None:
     with op.batch_alter_table("nodes") as table:
         table.add_column(sa.Column("place", sa.Text, nullable=False, server_default="here"))

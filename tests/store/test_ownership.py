@@ -4,11 +4,12 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 
 from draftkeep.errors import StoreError
 from draftkeep.store import schema
@@ -17,6 +18,7 @@ from draftkeep.store.ownership import claim, require_own
 from draftkeep.store.storage_local import LocalStorage
 from draftkeep.store.sweeper import Sweeper
 from tests.store.conftest import World
+from tests.store.erasures import store
 
 
 @pytest.fixture
@@ -154,6 +156,63 @@ def test_who_was_killed_between_mark_and_catalog_goes_on(world: World) -> None:
     claim(world.catalog, world.storage)
     assert world.storage.read_mark() == mark
     claim(world.catalog, world.storage)
+
+
+class Killed(BaseException):
+    """What no handler in the package catches."""
+
+
+class DyingCatalog(Catalog):
+    """A catalog whose process dies before the commit in which the place would become known."""
+
+    @contextmanager
+    def begin(self, *, shared: bool = False) -> Iterator[Connection]:
+        with super().begin(shared=shared) as connection:
+            yield connection
+            if connection.scalar(sa.select(schema.identity.c.place)) is not None:
+                raise Killed
+
+
+def test_who_was_killed_while_a_lost_mark_was_replaced_goes_on(world: World) -> None:
+    store(world, world.seal())
+    Path(world.storage.mark_place).unlink()
+    with pytest.raises(Killed):
+        claim(DyingCatalog(world.catalog.engine), world.storage)
+    mark = world.storage.read_mark()
+    assert mark is not None
+    claim(world.catalog, world.storage)
+    assert world.storage.read_mark() == mark
+    assert require_own(world.catalog, world.storage)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_an_empty_disk_in_place_of_the_shards_is_refused(world: World, listed: bool) -> None:
+    """A mount that failed leaves the directory it should have covered."""
+    if listed:
+        store(world, world.seal())
+    else:
+        claim(world.catalog, world.storage)
+    world.append(world.seal())
+    world.shards_dir.rename(world.root / "unmounted")
+    world.shards_dir.mkdir()
+    reason = "holds none of them" if listed else "keeps its shards elsewhere"
+    with pytest.raises(StoreError, match=reason):
+        world.compactor().run_once()
+    with pytest.raises(StoreError, match=reason):
+        Sweeper(world.catalog, world.storage, clock=world.clock).run_once()
+    assert list(world.shards_dir.iterdir()) == []
+    world.shards_dir.rmdir()
+    (world.root / "unmounted").rename(world.shards_dir)
+    assert world.compactor().run_once().stored == 1
+    assert len(world.stored()) == 1 + listed
+
+
+def test_a_mark_that_cannot_be_read_is_another_catalogs(world: World) -> None:
+    claim(world.catalog, world.storage)
+    Path(world.storage.mark_place).write_bytes(b"\xff\xfe\x00")
+    for look in (require_own, claim):
+        with pytest.raises(StoreError, match="belong to another catalog"):
+            look(world.catalog, world.storage)
 
 
 @pytest.mark.parametrize("places", [1, 2])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from draftkeep.config import Config, ShardsConfig
-from draftkeep.errors import ConfigError, ShardError, StoreError
+from draftkeep.errors import ConfigError, ConflictError, ShardError, StoreError
 from draftkeep.store.storage import Storage, open_storage
 from draftkeep.store.storage_local import LocalStorage
 from draftkeep.store.storage_objects import ObjectStorage
@@ -95,6 +95,38 @@ def test_a_mark_is_none_of_the_files(storage: Storage) -> None:
     put(storage, "a.parquet")
     storage.remove(["a.parquet"])
     assert storage.read_mark() == "two"
+
+
+def test_a_mark_that_is_no_text_is_some_mark(storage: Storage) -> None:
+    storage.write_mark("one")
+    _, _, path = storage.mark_place.rpartition("s3://")
+    with storage.filesystem.open_output_stream(path) as stream:
+        stream.write(b"\xff\xfe\x00")
+    assert storage.read_mark() not in (None, "")
+
+
+def test_a_mark_goes_where_its_files_go(tmp_path: Path) -> None:
+    """A disk that is not mounted has left a directory without one."""
+    storage = LocalStorage(tmp_path / "shards")
+    put(storage, "a.parquet")
+    storage.write_mark("one")
+    assert names(storage) == {"a.parquet"}
+    (tmp_path / "shards").rename(tmp_path / "away")
+    assert storage.read_mark() is None
+    assert LocalStorage(tmp_path / "away").read_mark() == "one"
+
+
+def test_a_file_swept_while_it_is_written_is_a_conflict(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path / "shards")
+
+    def write() -> None:
+        with storage.create("a.parquet") as stream:
+            stream.write(b"data")
+            storage.remove(names(storage))
+
+    with pytest.raises(ConflictError, match=r"a\.parquet was swept while it was written"):
+        write()
+    assert storage.list() == []
 
 
 def test_what_lies_deeper_is_not_listed(storage: Storage) -> None:

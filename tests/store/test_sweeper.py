@@ -33,7 +33,7 @@ def test_a_bucket_goes_as_a_whole_at_its_deadline_and_not_before(world: World) -
     world.append(late)
     world.log.append([b"poison"])
     world.compactor().run_once()
-    size = sum(path.stat().st_size for path in world.shards_dir.iterdir())
+    size = sum(file.size_bytes for file in world.storage.list())
 
     world.clock.now_s = START_S + TTL_S - 1
     report = sweeper(world).run_once()

@@ -78,7 +78,7 @@ def count(site: Site, *, nodes: int, partitions: int) -> Count:
         in_kafka=sum(end_offsets(site, partitions).values()),
         unlisted=len(set(rows) ^ _rows_in_catalog(site)),
         undead=_undead(site, files),
-        strays=len({path.name for path in site.shards_dir.iterdir()} ^ set(listed)),
+        strays=len({file.name for file in open_storage(site.config).list()} ^ set(listed)),
         damaged=_damaged(site, listed),
         complaint=_complaint(site),
     )
