@@ -214,9 +214,10 @@ class _Job:
         return is_contaminated(self.bench.catalog, job_id)
 
     def _close(self, result: JobResult, status: str | None = None) -> JobResult:
-        """Record the end and remove what is on disk; an interrupted job keeps both for later."""
+        """Remove what is on disk and record the end; an interrupted job keeps both for later."""
         if result.status is JobStatus.INTERRUPTED:
             return result
+        # First: an erasure looks for checkpoints of jobs that have not ended.
         workspace.drop(self.bench.jobs_dir / result.job_id)
         record = result.as_json()
         end_job(

@@ -4,7 +4,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from draftkeep.distill.workspace import JobPlan, drop, load_plans, only_job
-from draftkeep.errors import BusyError
+from draftkeep.errors import BusyError, StoreError
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.jobs import end_job, is_contaminated, is_resumable, running_jobs
 
@@ -17,6 +17,8 @@ def resumable(
     The caller holds the lock of jobs, so every other one of the scope has died: it is recorded as
     failed and its directory removed. Those are jobs that learned from erased traces, were made
     under another configuration or from another parent, or stopped before they had a plan.
+    StoreError where a directory cannot be removed; then no job of its scope is recorded as failed,
+    so that an erasure still finds it.
     """
     chosen: JobPlan | None = None
     for directory, plan in load_plans(jobs_dir):
@@ -37,14 +39,22 @@ def resumable(
 def drop_contaminated(catalog: Catalog, jobs_dir: Path) -> int:
     """Remove what stopped jobs that learned from erased traces left on disk; returns how many.
 
-    Does nothing while a job runs, which removes its own; call it again later.
+    Does nothing while a job runs, which removes its own; call it again later. StoreError where
+    something cannot be removed, once all else is.
     """
     dropped = 0
+    left: StoreError | None = None
     with suppress(BusyError), only_job(jobs_dir):
         for directory, _ in load_plans(jobs_dir):
-            if is_contaminated(catalog, directory.name):
+            if not is_contaminated(catalog, directory.name):
+                continue
+            try:
                 drop(directory)
                 dropped += 1
+            except StoreError as error:
+                left = error
+    if left is not None:
+        raise left
     return dropped
 
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from draftkeep.errors import BusyError
+from draftkeep.errors import BusyError, StoreError
 from draftkeep.files import write_file
 from draftkeep.store.jobs import JobInput
 
@@ -73,8 +73,19 @@ def load_plans(jobs_dir: Path) -> list[tuple[Path, JobPlan | None]]:
 
 
 def drop(directory: Path) -> None:
-    """Remove a job's directory with its checkpoint."""
-    shutil.rmtree(directory, ignore_errors=True)
+    """Remove a job's directory with its checkpoint; nothing to do where there is none.
+
+    Raises StoreError where any of it is left.
+    """
+    try:
+        if directory.is_symlink() or directory.exists():
+            shutil.rmtree(directory)
+    except OSError as error:
+        raise StoreError(
+            f"{directory} cannot be removed ({error.strerror or error}); it may hold a checkpoint "
+            "that learned from erased traces: mend its permissions or its disk, or delete it by "
+            "hand; until then it is tried again at every call"
+        ) from error
 
 
 def _load(path: Path) -> JobPlan | None:

@@ -12,12 +12,13 @@ roles use them, each with the secrets it needs and no others:
 costs captured traces and nothing else.
 """
 
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
 from draftkeep.config import RetentionConfig
-from draftkeep.errors import StoreError
+from draftkeep.errors import ConflictError, StoreError
 from draftkeep.policies import names, period_rows
 from draftkeep.policies.issuer import Issuer
 from draftkeep.policies.job_keys import JobKeys
@@ -33,9 +34,24 @@ from draftkeep.policies.keyring_files import (
 from draftkeep.policies.node_keys import NodeKeys
 from draftkeep.policies.retention import Clock, PeriodRecord
 from draftkeep.policies.signing import SigningKey
-from draftkeep.policies.subject_rows import SubjectKey, SubjectKind, SubjectRows
+from draftkeep.policies.subject_rows import (
+    Alias,
+    SubjectKey,
+    SubjectKind,
+    SubjectRows,
+    SubjectTrail,
+)
 
-__all__ = ["Issuer", "JobKeys", "Keyring", "NodeKeys", "SubjectKey", "SubjectKind"]
+__all__ = [
+    "Alias",
+    "Issuer",
+    "JobKeys",
+    "Keyring",
+    "NodeKeys",
+    "SubjectKey",
+    "SubjectKind",
+    "SubjectTrail",
+]
 
 # Rows that one commit deletes: what it takes is what a seal may have to wait.
 _CHUNK = 5000
@@ -152,27 +168,29 @@ class Keyring:
         """Every living period's record, oldest first."""
         return period_rows.all_records(self._db)
 
-    def aliases_of(self, tenant: str, subject: str) -> list[tuple[bytes, bytes]]:
-        """(period id, alias) wherever the subject has been seen; empty where it is not known."""
-        lookup_key = self._rows.lookup_key(tenant, create=False)
-        if lookup_key is None:
-            return []
-        tag = names.subject_tag(lookup_key, subject)
-        found = self._rows.find(tenant, SubjectKind.NAMED, tag)
-        if found is None:
-            return []
-        candidates = [
-            (record.period_id, names.alias(found[1], tenant, record.period_id))
-            for record in period_rows.all_records(self._db, tenant)
-        ]
-        return [pair for pair in candidates if self._rows.used_in(pair[1], pair[0])]
+    def aliases_of(self, tenant: str, subject: str) -> list[Alias]:
+        """(period id, alias) in every living period that the subject has been seen in."""
+        trail = self.trail_of(tenant, subject)
+        return [] if trail is None else list(trail.used)
 
-    def knows(self, tenant: str, subject: str) -> bool:
-        """Whether there is a key of this subject, used in a living period or not."""
-        return self._rows.exists(tenant, SubjectKind.NAMED, self._tag_of(tenant, subject))
+    def trail_of(
+        self, tenant: str, subject: str, period_ids: Iterable[bytes] = ()
+    ) -> SubjectTrail | None:
+        """What the subject is called in every living period and in `period_ids`, living or not.
 
-    def destroy_subject(self, tenant: str, subject: str) -> int:
+        None where no key of it exists: it was never seen, or is erased, or every period that it
+        was seen in has ended. Then nothing can tell any more what it was called.
+        """
+        living = [record.period_id for record in period_rows.all_records(self._db, tenant)]
+        return self._rows.trail(tenant, self._tag_of(tenant, subject), living, period_ids)
+
+    def destroy_subject(
+        self, tenant: str, subject: str, *, planned: Collection[Alias] | None = None
+    ) -> int:
         """Destroy a subject's key and aliases; returns the number of keys destroyed (0 or 1).
+
+        `planned` are the aliases that the caller is prepared for: ConflictError, and nothing
+        destroyed, where the subject has been seen under another. None prepares for any.
 
         The rows are deleted, and their bytes gone from keyring.db and its -wal file, when this
         returns; StoreError where the deletion stands but those bytes could not be reached. Safe
@@ -184,9 +202,11 @@ class Keyring:
         with self._db.erase() as connection:
             # Resolved inside the transaction: a node may just have written another alias. A row
             # too damaged to tell its aliases opens nothing, and has to go all the same.
-            aliases: list[tuple[bytes, bytes]] = []
+            aliases: list[Alias] = []
             with suppress(StoreError):
                 aliases = self.aliases_of(tenant, subject)
+            if planned is not None and not set(aliases) <= set(planned):
+                raise ConflictError("the subject was seen in another period meanwhile; plan again")
             connection.executemany("DELETE FROM aliases WHERE period_id = ? AND alias = ?", aliases)
             deleted = connection.execute(
                 "DELETE FROM subjects WHERE tenant = ? AND kind = ? AND tag = ?",

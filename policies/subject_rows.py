@@ -2,7 +2,7 @@
 
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -13,6 +13,8 @@ from draftkeep.policies.keyring_db import KeyringDb
 from draftkeep.policies.names import ID_BYTES, lp, text
 from draftkeep.policies.retention import PeriodRecord
 from draftkeep.policies.secret_file import KEY_BYTES
+
+Alias = tuple[bytes, bytes]
 
 
 class SubjectKind(IntEnum):
@@ -29,6 +31,18 @@ class SubjectKey:
     key: bytes
     alias: bytes
     kind: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubjectTrail:
+    """What a named subject is called, as (period id, alias), while its key lives.
+
+    `used` are the living periods that it was seen in. `others` are the rest of the periods that
+    were asked about: its name there, whether it was ever seen in them or not.
+    """
+
+    used: tuple[Alias, ...]
+    others: tuple[Alias, ...]
 
 
 class SubjectRows:
@@ -71,6 +85,18 @@ class SubjectRows:
         """Whether the alias has been written in the period, and with it the subject's last use."""
         query = "SELECT 1 FROM aliases WHERE alias = ? AND period_id = ?"
         return bool(self._db.read(query, (alias, period_id)))
+
+    def trail(
+        self, tenant: str, tag: bytes, living: Sequence[bytes], more: Iterable[bytes]
+    ) -> SubjectTrail | None:
+        """A named subject's aliases in these living periods and in `more`; None without its row."""
+        found = self.find(tenant, SubjectKind.NAMED, tag)
+        if found is None:
+            return None
+        called = {one: names.alias(found[1], tenant, one) for one in (*living, *more)}
+        used = {one: called[one] for one in living if self.used_in(called[one], one)}
+        others = tuple(pair for pair in called.items() if pair[0] not in used)
+        return SubjectTrail(used=tuple(used.items()), others=others)
 
     def first_use(self, record: PeriodRecord, kind: SubjectKind, tag: bytes) -> SubjectKey:
         """Insert or read the subject, write its alias and its last use there: one commit."""

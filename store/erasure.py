@@ -8,29 +8,37 @@ Killed anywhere, the same call again finishes the job.
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from draftkeep.policies.keyring import Keyring
+from draftkeep.errors import ConflictError
+from draftkeep.policies.keyring import Alias, Keyring, SubjectTrail
 from draftkeep.policies.names import mac, text
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.database import insert
-from draftkeep.store.influence import clear_channels, contaminate_jobs, quarantine
+from draftkeep.store.influence import (
+    clear_channels,
+    contaminate_jobs,
+    learned_from,
+    quarantine,
+)
+from draftkeep.store.periods import period_ids
 from draftkeep.store.schema import dead_letters, erasures, tombstones, trace_ids
-
-_Alias = tuple[bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErasureResult:
     """What an erasure did, over all its attempts. Counts only; `erasure_id` is 16 bytes.
 
-    `known` is False where no key was ever made for the subject, so that nothing of it could be
-    stored. Then nothing was written down either, and there is no `erasure_id`.
-    `keys_destroyed` 0 with aliases above 0 means that the key was gone before. `traces` counts
-    rows of the catalog: what the log still holds is refused when it arrives.
+    `known` is False where no key of the subject exists and none was erased: it was never seen, or
+    every period that it was seen in has ended. Then nothing of it can be read, nothing was written
+    down, and there is no `erasure_id`. `aliases` are those of living periods and those that
+    something learned from. `keys_destroyed` 0 of a known subject means that the key was gone
+    before. `traces` counts rows of the catalog: what the log still holds is refused when it
+    arrives.
     """
 
     known: bool
@@ -41,6 +49,14 @@ class ErasureResult:
     drafters_quarantined: int
     channels_moved: int
     jobs_contaminated: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErasurePlan:
+    """What was written down: the erasure, None where there is nobody to erase, and `aliases`."""
+
+    erasure_id: bytes | None
+    aliases: tuple[Alias, ...]
 
 
 _NOTHING = ErasureResult(
@@ -67,41 +83,30 @@ def erase_subject(
     """Erase a named subject of a tenant; safe to repeat, before and after a crash.
 
     On return no key of the subject exists, every drafter that learned from it (and every
-    descendant) is quarantined, and no channel points at one. Repeating it with nothing new to
-    erase returns the earlier result. A subject nobody has seen gives a result of zeros, and the
-    catalog no row.
+    descendant) is quarantined, and no channel points at one: also where it learned in a period
+    that has ended since. Repeating it with nothing new to erase returns the earlier result, and of
+    several calls at once each returns the same erasure's. A subject that no key exists of gives a
+    result of zeros, and the catalog no row; what learned from it while there was one cannot be
+    told any more.
     """
     reference = _subject_ref(keyring, tenant, subject)
-    planned: list[_Alias] = []
     while True:
-        aliases = keyring.aliases_of(tenant, subject)
-        fresh_id = random(16) if aliases or keyring.knows(tenant, subject) else None
-        erasure_id = plan_erasure(
+        plan = plan_erasure(
             catalog,
             tenant=tenant,
             reference=reference,
-            aliases=aliases,
-            now_s=now_s,
-            fresh_id=fresh_id,
-        )
-        # A node may have opened a new period for the subject while the plan was written.
-        if set(keyring.aliases_of(tenant, subject)) <= {*planned, *aliases}:
-            break
-        planned = [*planned, *aliases]
-    destroyed = keyring.destroy_subject(tenant, subject)
-    if erasure_id is None and destroyed:
-        # It came between the last look and the destruction.
-        erasure_id = plan_erasure(
-            catalog,
-            tenant=tenant,
-            reference=reference,
-            aliases=[],
+            look=lambda periods: keyring.trail_of(tenant, subject, periods),
             now_s=now_s,
             fresh_id=random(16),
         )
-    if erasure_id is None:
+        # A node may have seen the subject in another period since. Its key goes only once that is
+        # planned too: of a crash in between nothing would be left to find it by.
+        with suppress(ConflictError):
+            destroyed = keyring.destroy_subject(tenant, subject, planned=plan.aliases)
+            break
+    if plan.erasure_id is None:
         return _NOTHING
-    return finish_erasure(catalog, erasure_id, keys_destroyed=destroyed, now_s=now_s)
+    return finish_erasure(catalog, plan.erasure_id, keys_destroyed=destroyed, now_s=now_s)
 
 
 def _subject_ref(keyring: Keyring, tenant: str, subject: str) -> bytes:
@@ -114,24 +119,30 @@ def plan_erasure(
     *,
     tenant: str,
     reference: bytes,
-    aliases: Sequence[_Alias],
+    look: Callable[[Sequence[bytes]], SubjectTrail | None],
     now_s: float,
-    fresh_id: bytes | None,
-) -> bytes | None:
-    """The first step: write down what is to go, in one transaction; returns the erasure's id.
+    fresh_id: bytes,
+) -> ErasurePlan:
+    """The first step: write down what is to go, in one transaction.
 
-    `reference` stands for the subject, `aliases` are (period id, alias). An unfinished erasure of
-    the subject goes on; where there is none, one begins with `fresh_id`, and without one nothing
-    is written and None returned.
+    `reference` stands for the subject. `look` is asked, inside the transaction and about all the
+    tenant's periods, what the subject is called; None says that no key of it exists. An unfinished
+    erasure of the subject goes on. Where there is none, one begins with `fresh_id`; without a key
+    the last one stands, and where there never was one nothing is written.
     """
     with catalog.begin() as connection:
-        erasure_id = _find(connection, tenant, reference, reuse_done=not aliases)
+        # Not before: another erasure may have come to its end while this one waited to write.
+        trail = look(period_ids(connection, tenant))
+        erasure_id = _find(connection, tenant, reference, reuse_done=trail is None)
         if erasure_id is None:
-            if fresh_id is None:
-                return None
+            if trail is None:
+                return ErasurePlan(erasure_id=None, aliases=())
             erasure_id = fresh_id
             _begin(connection, erasure_id, tenant, reference, now_s)
-        for period_id, alias in aliases:
+        aliases: set[Alias] = set()
+        if trail is not None:
+            aliases = {*trail.used, *learned_from(connection, trail.others)}
+        for period_id, alias in sorted(aliases):
             connection.execute(
                 insert(connection, tombstones)
                 .values(
@@ -146,7 +157,7 @@ def plan_erasure(
             )
             connection.execute(sa.delete(dead_letters).where(dead_letters.c.alias == alias))
         carry_out(connection, erasure_id, now_s)
-    return erasure_id
+    return ErasurePlan(erasure_id=erasure_id, aliases=tuple(aliases))
 
 
 def _find(
@@ -236,7 +247,7 @@ def finish_erasure(
         )
         found = connection.execute(sa.select(erasures).where(row.id == erasure_id)).one()
     return ErasureResult(
-        known=found.aliases > 0 or found.keys_destroyed > 0,
+        known=True,
         erasure_id=erasure_id,
         aliases=found.aliases,
         traces=found.traces,

@@ -1,12 +1,25 @@
 """Influence: what learned from erased traces, and taking it out of service."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from draftkeep.policies.keyring import Alias
 from draftkeep.store.ancestry import clean_ancestor
+from draftkeep.store.catalog import CHUNK
 from draftkeep.store.schema import channels, drafters, job_inputs, jobs, lineage, tombstones
+
+
+def learned_from(connection: Connection, aliases: Sequence[Alias]) -> set[Alias]:
+    """Those (period id, alias) that a drafter learned from, or that a job was to read."""
+    found: set[Alias] = set()
+    for start in range(0, len(aliases), CHUNK):
+        values = [alias for _, alias in aliases[start : start + CHUNK]]
+        for row in (lineage.c, job_inputs.c):
+            query = sa.select(row.period_id, row.alias).where(row.alias.in_(values)).distinct()
+            found.update((period_id, alias) for period_id, alias in connection.execute(query))
+    return found & set(aliases)
 
 
 def quarantine(connection: Connection, erasure_id: bytes) -> tuple[set[bytes], int]:

@@ -103,6 +103,12 @@ def load_periods(
     return found
 
 
+def period_ids(connection: Connection, tenant: str) -> Sequence[bytes]:
+    """Every period that was ever published for the tenant, ended or not."""
+    row = periods.c
+    return connection.scalars(sa.select(row.period_id).where(row.tenant == tenant)).all()
+
+
 def _chunks(values: list[bytes]) -> Iterator[list[bytes]]:
     for start in range(0, len(values), CHUNK):
         yield values[start : start + CHUNK]

@@ -10,6 +10,7 @@ from bench.scale.points import Took, middle, timed
 from bench.scale.run import MS, PER_1000, Run
 from bench.scale.traffic import Batch
 from draftkeep.ingest.header import Header
+from draftkeep.policies.keyring import SubjectTrail
 from draftkeep.policies.names import ID_BYTES
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.compactor import known_digests
@@ -89,7 +90,7 @@ class Probes:
                 self._catalog,
                 tenant=tenant,
                 reference=erasure_id,
-                aliases=[(period_id, alias)],
+                look=lambda _: SubjectTrail(used=((period_id, alias),), others=()),
                 now_s=1.0,
                 fresh_id=erasure_id,
             )

@@ -15,7 +15,7 @@ from draftkeep.store.erasure import erase_subject
 def erase_and_report(config: Config, *, tenant: str, subject: str) -> dict[str, Any]:
     """Erase, and return the result as JSON values. Safe to repeat.
 
-    `known` is False where no key was ever made for that name, so nothing could be erased.
+    `known` is False where no key of that subject exists: never seen, or expired.
     ConfigError where the keys directory holds no keyring, or not this state directory's: an
     erasure against another keyring would report success and destroy nothing.
     """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from draftkeep.errors import KeyDestroyedError, StoreError
+from draftkeep.errors import ConflictError, KeyDestroyedError, StoreError
 from draftkeep.policies.keyring import Keyring
 from draftkeep.policies.keyring_db import KeyringDb
 
@@ -32,6 +32,47 @@ def test_an_erased_subject_is_gone_and_comes_back_as_a_stranger(keyring: Keyring
     again = node.subject("acme", "bob", period_id)
     assert again.key != bob.key
     assert again.alias != bob.alias
+
+
+def test_a_subject_seen_elsewhere_than_planned_is_not_destroyed(
+    keyring: Keyring, tmp_path: Path
+) -> None:
+    node = keyring.node_keys()
+    first, second = (keyring.ensure_period("acme", START_S + at).period_id for at in (0, 100))
+    node.subject("acme", "bob", first)
+    planned = keyring.aliases_of("acme", "bob")
+    bob = node.subject("acme", "bob", second)
+    db = KeyringDb(tmp_path / "keys", create=False)
+    for too_few in ([], planned):
+        with pytest.raises(ConflictError, match="plan again"):
+            keyring.destroy_subject("acme", "bob", planned=too_few)
+    assert keyring.job_keys().subject_key_for(bob.alias, second) == bob.key
+    assert db.erasures() == 0
+    db.close()
+    planned.append((second, bob.alias))
+    assert keyring.destroy_subject("acme", "bob", planned=planned) == 1
+    assert keyring.destroy_subject("acme", "bob", planned=[]) == 0
+
+
+def test_what_a_subject_was_called_in_an_ended_period_is_known_while_its_key_lives(
+    keyring: Keyring, now_s: list[float]
+) -> None:
+    node = keyring.node_keys()
+    first, second, third = (
+        keyring.ensure_period("acme", START_S + at).period_id for at in (0, 100, 200)
+    )
+    early, late = (node.subject("acme", "bob", period_id) for period_id in (first, second))
+    now_s[0] = START_S + 400.0
+    keyring.destroy_expired(now_s[0])
+    trail = keyring.trail_of("acme", "bob", [first, second])
+    assert trail is not None
+    assert trail.used == ((second, late.alias),)
+    others = dict(trail.others)
+    assert (set(others), others[first]) == ({first, third}, early.alias)
+    assert keyring.trail_of("acme", "eve", [first]) is None
+    assert keyring.trail_of("nobody", "bob", [first]) is None
+    keyring.destroy_expired(START_S + 500)
+    assert keyring.trail_of("acme", "bob", [first]) is None
 
 
 def test_deadlines_destroy_periods_and_what_only_they_kept(

@@ -7,7 +7,7 @@ from draftkeep.errors import KeyDestroyedError
 from draftkeep.ingest.record import SealedTrace
 from draftkeep.store import schema
 from draftkeep.store.jobs import end_job, is_contaminated, start_job
-from tests.deployment import PERIOD_S
+from tests.deployment import PERIOD_S, TTL_S
 from tests.store.conftest import HookedCatalog, World, ids
 from tests.store.erasures import add_drafter, erase, input_of, pointed, set_channel, statuses, store
 
@@ -153,6 +153,58 @@ def test_unfinished_jobs_that_read_the_subject_are_contaminated(world: World) ->
     assert marked == {"reads", "starts-from", "failed"}
 
 
+def test_what_learned_from_the_subject_in_a_period_that_has_ended_leaves_service(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So that more periods are asked about than fit one question.
+    monkeypatch.setattr("draftkeep.store.influence.CHUNK", 1)
+    ann, bob = world.seal(subject="ann"), world.seal(subject="bob")
+    world.clock.now_s += PERIOD_S
+    unused = world.seal(subject="ann")
+    world.clock.now_s += PERIOD_S
+    stopped = world.seal(subject="ann")
+    store(world, ann, bob, unused, stopped)
+    add_drafter(world, b"t0" * 16, learned=ann)
+    add_drafter(world, b"c0" * 16, learned=bob)
+    set_channel(world, "stable", b"t0" * 16)
+    for name, read in (("tainted", stopped), ("clean", bob)):
+        inputs = [input_of(read)]
+        start_job(world.catalog, name, scope="acme", parent=None, inputs=inputs, at_s=0.0)
+    outlive_periods(world, "ann")
+    result = erase(world)
+    # The living alias, and those of the two periods that something was learned from.
+    assert (result.aliases, result.keys_destroyed) == (3, 1)
+    assert statuses(world) == {b"t0": "quarantined", b"c0": "registered"}
+    assert pointed(world) == {"stable": None}
+    assert is_contaminated(world.catalog, "tainted")
+    assert not is_contaminated(world.catalog, "clean")
+    with world.catalog.read() as connection:
+        erased = set(connection.scalars(sa.select(schema.tombstones.c.period_id)))
+    assert {ann.parsed.period_id, stopped.parsed.period_id} < erased
+    assert unused.parsed.period_id not in erased
+    assert erase(world) == result
+
+
+def outlive_periods(world: World, subject: str) -> None:
+    """Until the periods of before have ended; the subject is seen again just before they do."""
+    world.clock.now_s += TTL_S - PERIOD_S
+    world.seal(subject=subject)
+    world.clock.now_s += 4 * PERIOD_S
+    world.keyring.destroy_expired(world.clock())
+
+
+def test_whose_every_key_has_expired_is_a_stranger_to_what_learned_from_it(world: World) -> None:
+    ann = world.seal(subject="ann")
+    store(world, ann)
+    add_drafter(world, b"d0" * 16, learned=ann)
+    world.clock.now_s += TTL_S + PERIOD_S
+    world.keyring.destroy_expired(world.clock())
+    result = erase(world)
+    assert (result.known, result.erasure_id) == (False, None)
+    assert statuses(world) == {b"d0": "registered"}
+    assert rows_of_erasures(world) == 0
+
+
 def test_repeating_it_changes_nothing_and_says_the_same(world: World) -> None:
     store(world, world.seal(subject="ann"))
     first = erase(world)
@@ -172,32 +224,6 @@ def test_somebody_unknown_leaves_no_row_and_asks_nothing_of_a_broker(world: Worl
     assert erase(world, subject="nobody") == nothing
     assert (nothing.known, nothing.erasure_id, nothing.aliases) == (False, None, 0)
     assert rows_of_erasures(world) == 0
-
-
-@pytest.mark.parametrize("look", [1, 2])
-def test_a_subject_that_appears_while_it_is_erased_is_erased(
-    world: World, monkeypatch: pytest.MonkeyPatch, look: int
-) -> None:
-    sealed: list[SealedTrace] = []
-    seen = world.keyring.aliases_of
-
-    def aliases_of(tenant: str, subject: str) -> list[tuple[bytes, bytes]]:
-        monkeypatch.setattr(world.keyring, "aliases_of", aliases_of if len(looks) < look else seen)
-        found = seen(tenant, subject)
-        looks.append(len(found))
-        if len(looks) == look:
-            sealed.append(world.seal(subject=subject))
-        return found
-
-    looks: list[int] = []
-    monkeypatch.setattr(world.keyring, "aliases_of", aliases_of)
-    result = erase(world)
-    assert (result.known, result.keys_destroyed, rows_of_erasures(world)) == (True, 1, 1)
-    with pytest.raises(KeyDestroyedError):
-        world.opener().open(sealed[0])
-    with world.catalog.read() as connection:
-        (state,) = connection.scalars(sa.select(schema.erasures.c.state))
-    assert state == "done"
 
 
 def test_a_subject_that_comes_back_is_a_new_erasure(world: World) -> None:
