@@ -153,13 +153,13 @@ def test_a_copy_of_what_was_erased_meanwhile_is_never_listed(world: World) -> No
 
     def others() -> None:
         erase(world)
-        assert world.compactor().rewrite_erased().replaced == 1
+        assert world.rewrite_erased().replaced == 1
         store(world, fresh)
 
     catalog = HookedCatalog(world.catalog.engine)
     catalog.hook = others
     with pytest.raises(ConflictError, match="replaced or swept"):
-        world.compactor(catalog=catalog).merge(10**6)
+        world.merge(10**6, catalog=catalog)
     assert ids(world.stored(include_erased=True)) == ids([kept, fresh])
     assert len(world.files()) == 2
 

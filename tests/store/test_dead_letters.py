@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import sqlalchemy as sa
 
-from draftkeep.ingest.log import LogRecord, PartitionId
+from draftkeep.ingest.log import PartitionId
 from draftkeep.store import dead_letters, schema
 from draftkeep.store.admission import Refusal, Refused
 from draftkeep.store.audit import AuditSession
@@ -73,7 +73,8 @@ def test_two_writers_do_not_fill_one_room(world: World) -> None:
     def add(records: Sequence[bytes], connection: sa.Connection) -> None:
         refused = [
             Refused(
-                source=LogRecord(offset=offset, appended_s=0.0, data=data),
+                offset=offset,
+                data=data,
                 header=None,
                 reason=Refusal.UNREADABLE,
                 detail="",
