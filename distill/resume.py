@@ -39,11 +39,14 @@ def resumable(
 def drop_contaminated(catalog: Catalog, jobs_dir: Path) -> int:
     """Remove what stopped jobs that learned from erased traces left on disk; returns how many.
 
-    Does nothing while a job runs, which removes its own; call it again later. StoreError where
-    something cannot be removed, once all else is.
+    Does nothing while a job runs, which removes its own; call it again later. Makes nothing and
+    takes no lock where there is nothing to remove. StoreError where something cannot be removed,
+    once all else is; OSError where this user may not look.
     """
     dropped = 0
     left: StoreError | None = None
+    if not any(is_contaminated(catalog, path.name) for path, _ in load_plans(jobs_dir)):
+        return dropped
     with suppress(BusyError), only_job(jobs_dir):
         for directory, _ in load_plans(jobs_dir):
             if not is_contaminated(catalog, directory.name):

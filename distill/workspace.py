@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -45,10 +45,16 @@ class JobPlan:
 
 @contextmanager
 def only_job(jobs_dir: Path) -> Iterator[None]:
-    """Hold the lock that one job at a time has; BusyError where another runs."""
+    """Hold the lock that one job at a time has; BusyError where another runs.
+
+    Whoever may write to the directory may take the lock, whichever user made it.
+    """
     jobs_dir.mkdir(parents=True, exist_ok=True)
     handle = os.open(jobs_dir / "lock", os.O_CREAT | os.O_RDWR, 0o600)
     try:
+        # Only its owner may, and then it is as it should be or another's directory.
+        with suppress(PermissionError):
+            os.fchmod(handle, jobs_dir.stat().st_mode & 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -8,8 +8,10 @@ import logging
 from collections.abc import Callable
 
 from draftkeep.config import Config
+from draftkeep.errors import PermanentError, StoreError
 from draftkeep.ingest.kafka_client import KafkaAccess
 from draftkeep.policies.keyring import Keyring
+from draftkeep.policies.signing import SigningKey
 from draftkeep.serve.engine.engine import Engine
 from draftkeep.serve.engine.lookahead import Speculation
 from draftkeep.serve.engine.ngram import NGRAM_DIGEST, NgramDrafter
@@ -18,9 +20,10 @@ from draftkeep.serve.follow import ChannelFollower
 from draftkeep.serve.metrics import Metrics
 from draftkeep.serve.outbox import Outbox
 from draftkeep.serve.problems import reason_of
-from draftkeep.store.anchors import GATE, read_anchor
+from draftkeep.store.anchors import GATE, ISSUER, publish_anchor, read_anchor
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.models import TargetModel
+from draftkeep.store.nodes import enrol_node
 from draftkeep.store.registry import Registry, scope_of
 
 _log = logging.getLogger(__name__)
@@ -87,9 +90,53 @@ def open_keyring(config: Config, *, clock: Callable[[], float]) -> Keyring | Non
         return None
 
 
+def open_catalog(
+    config: Config, keyring: Keyring | None, *, clock: Callable[[], float]
+) -> tuple[Catalog, SigningKey | None]:
+    """The catalog, and the key with which this node is enrolled there; None where it is not.
+
+    Raises what `Catalog.configured` raises, and StoreError where PostgreSQL is lost before the node
+    is enrolled: without that no trace of its own would ever be taken.
+    """
+    catalog = Catalog.configured(config)
+    try:
+        return catalog, _enrol(config, keyring, catalog, clock)
+    except BaseException:
+        catalog.close()
+        raise
+
+
+def _enrol(
+    config: Config, keyring: Keyring | None, catalog: Catalog, clock: Callable[[], float]
+) -> SigningKey | None:
+    if not config.capture.enabled or keyring is None:
+        return None
+    name, tenants = config.serve.node, [tenant.name for tenant in config.tenants]
+    try:
+        publish_anchor(config.state_dir, ISSUER, keyring.issuer_public)
+        signing = SigningKey.load_or_create(config.keys_path / f"node-{name}.key")
+    except Exception as error:
+        _say_without_capture(error)
+        return None
+    try:
+        enrol_node(catalog, name, signing.public, tenants, clock())
+    except Exception as error:
+        lost = isinstance(error, StoreError) and not isinstance(error, PermanentError)
+        if lost and config.catalog.url:
+            raise
+        _say_without_capture(error)
+        return None
+    return signing
+
+
+def _say_without_capture(error: Exception) -> None:
+    _log.error("serving without capture: %s", reason_of(error))
+
+
 def open_outbox(
     config: Config,
     keyring: Keyring | None,
+    signing: SigningKey | None,
     catalog: Catalog,
     *,
     clock: Callable[[], float],
@@ -97,22 +144,25 @@ def open_outbox(
 ) -> Outbox | None:
     """None where nothing is to be captured, or nothing can be. `on_drop` is the emitter's.
 
+    `signing` is the key with which the node is enrolled; without it nothing it sealed were taken.
+
     Raises ConfigError where the brokers' password cannot be read.
     """
-    if not config.capture.enabled or keyring is None:
+    if keyring is None or signing is None:
         return None
     brokers = KafkaAccess.configured(config.kafka) if config.kafka.servers else None
     try:
         return Outbox.build(
             config,
             keyring=keyring,
+            signing=signing,
             catalog=catalog,
             brokers=brokers,
             clock=clock,
             on_drop=on_drop,
         )
     except Exception as error:
-        _log.error("serving without capture: %s", reason_of(error))
+        _say_without_capture(error)
         return None
 
 

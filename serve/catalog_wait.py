@@ -2,19 +2,22 @@
 
 import threading
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 from draftkeep.config import Config
 from draftkeep.errors import PermanentError, StoreError
 from draftkeep.outage import Outage
-from draftkeep.store.catalog import Catalog
+
+T = TypeVar("T")
 
 
 class StoppedError(Exception):
     """The wait was to end before there was a catalog."""
 
 
-def wait_for_catalog(config: Config, stop: threading.Event) -> Catalog:
-    """Open the configured catalog, which is the caller's to close.
+def wait_for_catalog(config: Config, stop: threading.Event, attempt: Callable[[], T]) -> T:
+    """What `attempt` returns, which opens the configured catalog and does what a start needs of it.
 
     Where PostgreSQL cannot be reached it is tried again after a growing pause until `stop`, which
     raises StoppedError. A SQLite catalog that cannot be opened, a newer schema and a wrong
@@ -23,7 +26,7 @@ def wait_for_catalog(config: Config, stop: threading.Event) -> Catalog:
     outage = Outage("opening the catalog")
     while not stop.is_set():
         try:
-            catalog = Catalog.configured(config)
+            opened = attempt()
         except PermanentError:
             raise
         except StoreError as error:
@@ -33,5 +36,5 @@ def wait_for_catalog(config: Config, stop: threading.Event) -> Catalog:
             stop.wait(outage.pause_s)
         else:
             outage.worked(time.monotonic())
-            return catalog
+            return opened
     raise StoppedError

@@ -14,14 +14,14 @@ from draftkeep.store.periods import publish_periods
 
 
 class Housekeeper:
-    """Destroys expired keys, publishes deadlines, lets the sealer forget what is over, unlinks what
-    expired in the log, looks whether the engine still comes round, and reports drops.
+    """Publishes deadlines, lets the sealer forget what is over, unlinks what expired in the log,
+    looks whether the engine still comes round, and reports drops.
 
-    Every `every_s` seconds in a thread of its own, so that no engine, drafter or log can hold up a
-    deadline. A chore that fails keeps no other from being done and is tried again in every round;
-    that is said at once, now and then, and when it works again.
+    Every `every_s` seconds in a thread of its own, so that no engine, drafter or log can hold it
+    up. A chore that fails keeps no other from being done and is tried again in every round; that is
+    said at once, now and then, and when it works again.
     `sealer`, `keyring` and `expire_log` are None where the node has none; `look` logs an engine
-    that stalls; `clock` is the wall clock.
+    that stalls.
     """
 
     def __init__(
@@ -33,14 +33,10 @@ class Housekeeper:
         *,
         look: Callable[[], object],
         expire_log: Callable[[], object] | None = None,
-        clock: Callable[[], float],
         every_s: float,
     ) -> None:
         self._chores: list[tuple[str, Callable[[], object]]] = []
         if keyring is not None:
-            self._chores.append(
-                ("destroying expired keys", lambda: keyring.destroy_expired(clock()))
-            )
             self._chores.append(
                 ("publishing deadlines", lambda: publish_periods(catalog, keyring.periods()))
             )

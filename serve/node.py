@@ -4,17 +4,20 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import torch
 
 from draftkeep.config import Config
 from draftkeep.errors import InputError, PermanentError, StoreError, UnavailableError
+from draftkeep.policies.signing import SigningKey
 from draftkeep.policies.tenant import Tenants
 from draftkeep.serve.assembly import (
     cache_shape,
     make_engine,
     make_follower,
     make_metrics,
+    open_catalog,
     open_keyring,
     open_outbox,
 )
@@ -23,11 +26,14 @@ from draftkeep.serve.drops import DropReporter
 from draftkeep.serve.engine.lookahead import Mode, Speculation
 from draftkeep.serve.engine.request import Finished
 from draftkeep.serve.engine_thread import EngineThread
+from draftkeep.serve.errands import Errands
 from draftkeep.serve.exposition import Exposition
 from draftkeep.serve.follow import ChannelFollower
 from draftkeep.serve.groups import GroupCounts
 from draftkeep.serve.housekeeping import Housekeeper
+from draftkeep.serve.key_deadlines import KeyDeadlines
 from draftkeep.serve.limits import Limits
+from draftkeep.serve.outbox import Outbox
 from draftkeep.serve.problems import ProblemLog
 from draftkeep.serve.request_log import RequestLog
 from draftkeep.serve.stats import NodeStats
@@ -44,6 +50,14 @@ KEEP_HOUSE_S = 5.0
 _HOUSEKEEPING = "housekeeping"
 _log = logging.getLogger(__name__)
 
+_Opened = tuple[Catalog, SigningKey | None]
+# How often an attempt at the catalog is made: returns what the one that went well did.
+Patience = Callable[[Callable[[], _Opened]], _Opened]
+
+
+def _once(attempt: Callable[[], _Opened]) -> _Opened:
+    return attempt()
+
 
 class Node:
     """Everything behind the HTTP app. `build`, `start`, `close`; in between it serves.
@@ -57,7 +71,7 @@ class Node:
         config: Config,
         target: TargetModel,
         *,
-        open_catalog: Callable[[Config], Catalog] = Catalog.configured,
+        patience: Patience = _once,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._config = config
@@ -92,12 +106,10 @@ class Node:
             on_problem=self._problems.problem,
             on_step=self.metrics.step,
         )
-        self.catalog = open_catalog(config)
-        self.registry = Registry(self.catalog, config.state_dir / "drafters")
         self._keyring = open_keyring(config, clock=clock)
-        self._outbox = open_outbox(
-            config, self._keyring, self.catalog, clock=clock, on_drop=self._problems.drop
-        )
+        self._deadlines = self._keep_deadlines()
+        self.catalog, self._outbox = self._open(patience)
+        self.registry = Registry(self.catalog, config.state_dir / "drafters")
         self.capture = Capture(
             self._outbox.emitter if self._outbox is not None else None,
             context_tokens=config.capture.context_tokens,
@@ -105,21 +117,20 @@ class Node:
             on_problem=self._problems.problem,
         )
         self.engine_thread = EngineThread(self.engine, stall_s=config.serve.stall_s)
+        self.errands = Errands()
         self._drops = DropReporter(self.capture, self.catalog, node=config.serve.node, clock=clock)
         self.housekeeper = self._make_housekeeper()
         self.follower = make_follower(config, self.engine, self.registry, target)
         self._draining = False
 
     @classmethod
-    def build(
-        cls, config: Config, *, open_catalog: Callable[[Config], Catalog] = Catalog.configured
-    ) -> "Node":
+    def build(cls, config: Config, *, patience: Patience = _once) -> "Node":
         """Load the target, open the catalog and assemble; raises what refuses a start."""
         if config.model.threads:
             torch.set_num_threads(config.model.threads)
         model = config.model
         target = load_target(model.target, device=model.device, dtype=model.dtype)
-        return cls(config, target, open_catalog=open_catalog)
+        return cls(config, target, patience=patience)
 
     def start(self) -> None:
         """Run the engine, keep house and follow the channel."""
@@ -151,8 +162,7 @@ class Node:
         if self._outbox is not None:
             self._outbox.close(DRAIN_TIMEOUT_S)
         self._drops.report()
-        if self._keyring is not None:
-            self._keyring.close()
+        self._close_keys()
         self.catalog.close()
 
     @property
@@ -217,6 +227,36 @@ class Node:
             # The plan may be committed even where a later step failed.
             self.follower.poll()
 
+    def _keep_deadlines(self) -> KeyDeadlines | None:
+        """Begun before anything is waited for: a deadline waits for nobody."""
+        if self._keyring is None:
+            return None
+        deadlines = KeyDeadlines(self._keyring, clock=self._clock, every_s=KEEP_HOUSE_S)
+        deadlines.start()
+        return deadlines
+
+    def _open(self, patience: Patience) -> tuple[Catalog, Outbox | None]:
+        """The catalog, and the way of the traces. Closes the keyring where that is refused."""
+        config, keyring, clock = self._config, self._keyring, self._clock
+        with ExitStack() as undo:
+            undo.callback(self._close_keys)
+            catalog, signing = patience(lambda: open_catalog(config, keyring, clock=clock))
+            undo.callback(catalog.close)
+            outbox = open_outbox(
+                config, keyring, signing, catalog, clock=clock, on_drop=self._problems.drop
+            )
+            undo.pop_all()
+        return catalog, outbox
+
+    def _close_keys(self) -> None:
+        """Leaves the keyring open under a round that does not end."""
+        if self._deadlines is not None:
+            self._deadlines.stop()
+            if not self._deadlines.join(END_TIMEOUT_S):
+                return
+        if self._keyring is not None:
+            self._keyring.close()
+
     def _make_housekeeper(self) -> Housekeeper:
         return Housekeeper(
             self._drops,
@@ -225,7 +265,6 @@ class Node:
             self.catalog,
             look=lambda: self.engine_thread.alive,
             expire_log=None if self._outbox is None else self._expire_log,
-            clock=self._clock,
             every_s=KEEP_HOUSE_S,
         )
 
@@ -259,7 +298,7 @@ class Node:
         until_s = time.monotonic() + END_TIMEOUT_S
         return [
             name
-            for name, part in parts.items()
+            for name, part in {**parts, "an erasure": self.errands}.items()
             if not part.join(max(0.0, until_s - time.monotonic()))
         ]
 

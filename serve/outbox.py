@@ -14,9 +14,7 @@ from draftkeep.policies.keyring import Keyring
 from draftkeep.policies.signing import SigningKey
 from draftkeep.serve.forwarding import Forwarding
 from draftkeep.serve.sealing import PublishingSealer
-from draftkeep.store.anchors import ISSUER, publish_anchor
 from draftkeep.store.catalog import Catalog
-from draftkeep.store.nodes import enrol_node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,28 +52,26 @@ class Outbox:
         config: Config,
         *,
         keyring: Keyring,
+        signing: SigningKey,
         catalog: Catalog,
         clock: Callable[[], float],
         on_drop: Callable[[str], None],
         brokers: KafkaAccess | None = None,
     ) -> "Outbox":
-        """Publish the issuer's key, enrol the node, open the log. `on_drop` is the emitter's.
+        """Open the log. The node is enrolled with `signing`; `on_drop` is the emitter's.
 
-        `brokers` None: the log is read where it lies. Nobody is connected to yet. Raises what any
-        of these raises; nothing is left open then.
+        `brokers` None: the log is read where it lies. Nobody is connected to yet. Raises what
+        opening the log raises; nothing is left open then.
         """
-        publish_anchor(config.state_dir, ISSUER, keyring.issuer_public)
-        name = config.serve.node
-        signing = SigningKey.load_or_create(config.keys_path / f"node-{name}.key")
-        tenants = [tenant.name for tenant in config.tenants]
-        enrol_node(catalog, name, signing.public, tenants, clock())
         log = SqliteLog(
             config.log_path,
             cap_bytes=config.log.cap_bytes,
             bucket_s=config.log.bucket_s,
             clock=clock,
         )
-        sealer = PublishingSealer(keyring.node_keys(), name, signing, catalog=catalog, clock=clock)
+        sealer = PublishingSealer(
+            keyring.node_keys(), config.serve.node, signing, catalog=catalog, clock=clock
+        )
         table = RemapTable.identity()
         emitter = Emitter(
             sealer,

@@ -7,8 +7,9 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import TypeVar
 
 import uvicorn
 from fastapi import FastAPI
@@ -22,6 +23,7 @@ from draftkeep.serve.node import Node
 
 # What is still under way when the grace is over is cancelled; it has this long to notice.
 CANCEL_S = 1
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
@@ -104,9 +106,7 @@ class _Loader(threading.Thread):
         """Build and start the node; a failure stops the server."""
         _log.info("loading the model; /readyz is 200 once requests are taken")
         try:
-            node = self._node = Node.build(
-                self._config, open_catalog=lambda config: wait_for_catalog(config, self._ending)
-            )
+            node = self._node = Node.build(self._config, patience=self._wait)
             node.start()
             self._app.state.node = node
             url = _write_address(self._config, self._listener)
@@ -119,6 +119,10 @@ class _Loader(threading.Thread):
         count = len(self._config.tenants)
         tenants = "1 tenant" if count == 1 else f"{count} tenants"
         _log.info("serving %s on %s for %s", node.model_id, url, tenants)
+
+    def _wait(self, attempt: Callable[[], T]) -> T:
+        self._app.state.waits_for = "the catalog cannot be reached yet"
+        return wait_for_catalog(self._config, self._ending, attempt)
 
     def stop(self) -> None:
         """Wait for no catalog any more."""

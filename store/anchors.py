@@ -28,16 +28,22 @@ def publish_anchor(state_dir: Path, name: str, public: bytes) -> None:
     write_file(path, public)
 
 
+def awaited(state_dir: Path, name: str) -> str:
+    """What to say of an anchor that its role has not published yet; empty once it is there."""
+    path = _path(state_dir, name)
+    if path.exists():
+        return ""
+    by = "draftkeep serve" if name == ISSUER else "draftkeep drafters cold"
+    return f"{path} is not there yet; it is written at the first start of {by}"
+
+
 def read_anchor(state_dir: Path, name: str) -> bytes:
     """The 32 public bytes; ConfigError where the role has not published its key yet."""
     path = _path(state_dir, name)
     try:
         public = path.read_bytes()
     except FileNotFoundError:
-        raise ConfigError(
-            f"{path} is not there yet; it is written at the first start of "
-            f"{'draftkeep serve' if name == ISSUER else 'draftkeep drafters cold'}"
-        ) from None
+        raise ConfigError(awaited(state_dir, name)) from None
     if len(public) != PUBLIC_BYTES:
         raise ConfigError(f"{path} has {len(public)} bytes, expected {PUBLIC_BYTES}; restore it")
     return public

@@ -22,7 +22,8 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.util import immutabledict
 
-from draftkeep.errors import ConfigError, ConflictError, StoreError
+from draftkeep.errors import ConfigError, ConflictError, PermanentError, StoreError
+from draftkeep.store import answers
 
 # How long a writer waits for the others.
 BUSY_S = 30.0
@@ -30,6 +31,14 @@ BUSY_S = 30.0
 # the others for ever. Far above what any transaction does between two statements.
 _SILENT_S = 120.0
 _CONNECT_S = 10
+# How long what was sent may stay without an acknowledgement, and how soon a connection on which
+# nothing moves is probed, and how often: a machine that is gone is noticed within a minute.
+_NETWORK = {
+    "tcp_user_timeout": 60_000,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+}
 # What a commit of a batch touches of the indexes must fit, or pages are written twice.
 _CACHE_KB = 65536
 # When SQLite moves pages from its write-ahead log into the file, 32 MiB. A batch touches more than
@@ -48,8 +57,13 @@ class Mode(StrEnum):
     SHARED = "shared"
 
 
-def make_engine(url: str, password: str | None = None) -> Engine:
-    """An engine for a SQLite or PostgreSQL URL. Raises ConfigError for any other."""
+def make_engine(
+    url: str, password: str | None = None, *, quiet_s: float = answers.QUIET_S
+) -> Engine:
+    """An engine for a SQLite or PostgreSQL URL. Raises ConfigError for any other.
+
+    A PostgreSQL that answers nobody is given up once a statement was silent for `quiet_s`.
+    """
     try:
         parsed = sa.make_url(url)
     except (sa.exc.ArgumentError, ValueError):
@@ -70,12 +84,18 @@ def make_engine(url: str, password: str | None = None) -> Engine:
     parsed = parsed.set(drivername="postgresql+psycopg")
     if password is not None:
         parsed = parsed.set(password=password)
+    ours = {"connect_timeout": _CONNECT_S, "application_name": "draftkeep", **_NETWORK}
     engine = sa.create_engine(
         parsed,
         hide_parameters=True,
         pool_pre_ping=True,
-        connect_args={"connect_timeout": _CONNECT_S, "application_name": "draftkeep"},
+        connect_args={name: value for name, value in ours.items() if name not in parsed.query},
     )
+
+    @event.listens_for(engine, "do_connect")
+    def connect(_dialect: object, _record: object, given: Any, parameters: Any) -> Any:
+        return answers.connect(*given, quiet_s=quiet_s, **parameters)
+
     event.listen(engine, "connect", _on_postgres_connect)
     event.listen(engine, "begin", _on_postgres_begin)
     return engine
@@ -94,7 +114,8 @@ def explained(engine: Engine) -> Iterator[None]:
     """Turn errors of the connection, of its locks and of values into StoreError.
 
     ConflictError where the database chose this transaction to give way: nothing of it happened.
-    Errors of constraints (IntegrityError) pass as they are.
+    PermanentError where it refused a statement: tables that are not ours, or that this user may not
+    use. Errors of constraints (IntegrityError) pass as they are.
     """
     try:
         yield
@@ -103,6 +124,12 @@ def explained(engine: Engine) -> Iterator[None]:
         raise StoreError(
             f"the catalog at {shown(engine.url)} cannot hold a value "
             f"({type(error.orig).__name__}); report what was being written"
+        ) from None
+    except sa.exc.ProgrammingError as error:
+        reason = str(error.orig).partition("\n")[0]
+        raise PermanentError(
+            f"the catalog at {shown(engine.url)} refused a statement ({reason}); check that its "
+            "tables are as draftkeep made them and that this user may use them"
         ) from None
     except (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.InternalError) as error:
         raise explain(engine.url, error) from None

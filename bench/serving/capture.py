@@ -18,10 +18,10 @@ from draftkeep.config import Config, TenantConfig
 from draftkeep.errors import DraftkeepError
 from draftkeep.ingest.trace import Provenance
 from draftkeep.policies.keyring import Keyring
+from draftkeep.serve.assembly import open_catalog, open_outbox
 from draftkeep.serve.capture import Capture
 from draftkeep.serve.delivery import Delivery
 from draftkeep.serve.outbox import Outbox
-from draftkeep.store.catalog import Catalog
 from draftkeep.store.models import TargetModel
 
 _TENANT = "bench"
@@ -71,10 +71,12 @@ def capture_path(target: TargetModel, parent: Path) -> Iterator[CapturePath]:
             state_dir=Path(name), tenants=(TenantConfig(name=_TENANT, api_key_sha256="0" * 64),)
         )
         keyring = Keyring.open(config.keys_path, retention=config.retention, clock=time.time)
-        catalog = Catalog.configured(config)
-        outbox = Outbox.build(
-            config, keyring=keyring, catalog=catalog, clock=time.time, on_drop=lambda reason: None
+        catalog, signing = open_catalog(config, keyring, clock=time.time)
+        outbox = open_outbox(
+            config, keyring, signing, catalog, clock=time.time, on_drop=lambda reason: None
         )
+        if outbox is None:
+            raise DraftkeepError("nothing can be captured here; the log says why")
         try:
             capture = Capture(
                 outbox.emitter,

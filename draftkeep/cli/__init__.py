@@ -28,7 +28,10 @@ def main() -> None:
         database = sys.modules.get("sqlalchemy.exc")
         if database is None or not isinstance(error, database.SQLAlchemyError):
             raise
-        _refuse(f"the catalog cannot be used ({type(error).__name__}); is another process busy?")
+        _refuse(
+            f"the catalog refused a statement ({type(error).__name__}); draftkeep catalog check "
+            "tells whether its rows are in order"
+        )
 
 
 def _refuse(message: str) -> None:

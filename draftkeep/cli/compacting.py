@@ -17,9 +17,10 @@ from draftkeep.cli.compact_work import CompactWork, open_work
 from draftkeep.cli.stopping import stop_event
 from draftkeep.cli.upkeep import UpkeepReport, do_upkeep
 from draftkeep.config import Config
-from draftkeep.errors import ConfigError, LogReplacedError, PermanentError, StoreError
+from draftkeep.errors import LogReplacedError, PermanentError, StoreError
 from draftkeep.outage import Outage
 from draftkeep.serve.logs import log_to_stderr
+from draftkeep.store.anchors import ISSUER, awaited
 from draftkeep.store.compactor_group import Round, does_upkeep, totals
 
 # A round ends after so long (or `--every`, where that is more), so that a backlog keeps nobody
@@ -51,7 +52,7 @@ def compact_forever(config: Config, *, every_s: float) -> None:
 
     One line of counts whenever there was something to do, without those that are zero. Which
     partitions are this process's is logged whenever it changes. Raises PermanentError for what
-    only an operator can mend; all else is waited for.
+    only an operator can mend, and ConfigError; all else is waited for.
     """
     log_to_stderr(logging.WARNING)
     _log.setLevel(logging.INFO)
@@ -185,16 +186,21 @@ def _wait_for_work(
     outage: Outage,
     every_s: float,
 ) -> CompactWork | None:
-    """Open everything; None where it was stopped before there was anything to compact."""
+    """Open everything; None where it was stopped before there was anything to compact.
+
+    Raises ConfigError and PermanentError, which waiting does not mend.
+    """
     waiting = False
     while not stop.is_set():
+        # A compactor may be started before the node that makes what it reads.
+        if missing := awaited(config.state_dir, ISSUER):
+            if not waiting:
+                console.print(f"waiting: {missing}", markup=False)
+            waiting = True
+            stop.wait(every_s)
+            continue
         try:
             return stack.enter_context(open_work(config, join=True))
-        except ConfigError as error:
-            # A compactor may be started before the node that makes what it reads.
-            if not waiting:
-                console.print(f"waiting: {error}", markup=False)
-            waiting = True
         except PermanentError:
             raise
         except StoreError as error:

@@ -6,12 +6,15 @@ Harmless where another process does the same: whoever is second leaves the rest 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from draftkeep.config import Config
 from draftkeep.distill.resume import drop_contaminated
-from draftkeep.errors import ConflictError, StoreError
+from draftkeep.errors import ConflictError, DraftkeepError, StoreError
 from draftkeep.ingest.kafka_client import KafkaAccess
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.log_deletion_round import delete_owed_records
+from draftkeep.store.ownership import claim
 from draftkeep.store.rewriter import merge, random_serial, rewrite_erased
 from draftkeep.store.storage import Storage
 from draftkeep.store.sweeper import Sweeper
@@ -38,9 +41,11 @@ def do_upkeep(
 ) -> UpkeepReport:
     """Sweep what expired, rewrite erased rows, delete in the topic, drop checkpoints, merge.
 
-    Deadlines come first, then erasures; merging, which frees nobody's data, comes last. `stopped`
-    ends rewriting and merging between two shards.
+    Deadlines come first, then erasures; merging, which frees nobody's data, comes last. Shards that
+    are not this catalog's are left alone. `stopped` ends rewriting and merging between two shards.
     """
+    report = UpkeepReport()
+    ours = _try(report, "claiming the shards", lambda: _claim(catalog, storage))
 
     def sweep() -> dict[str, int]:
         swept = Sweeper(catalog, storage, clock=clock).run_once()
@@ -73,19 +78,44 @@ def do_upkeep(
         )
         return {"shards_damaged": merged.damaged}
 
-    report = UpkeepReport()
-    for chore in (sweep, rewrite, delete_in_topic, drop_checkpoints, join):
-        try:
-            done = chore()
-        except ConflictError:
-            # Another process replaced a shard first; it or the next time does the rest.
-            continue
-        except StoreError as error:
-            report.failures.append(error)
-            continue
-        for name, count in done.items():
-            report.counts[name] = report.counts.get(name, 0) + count
+    if ours:
+        _try(report, "sweeping", sweep)
+        _try(report, "rewriting erased rows", rewrite)
+    _try(report, "deleting in the topic", delete_in_topic)
+    _try(report, "removing checkpoints", drop_checkpoints)
+    if ours:
+        _try(report, "merging", join)
     return report
+
+
+def _try(report: UpkeepReport, what: str, chore: Callable[[], dict[str, int]]) -> bool:
+    """Do it and add its counts, or note why it failed, whatever part of the world it was."""
+    try:
+        done = chore()
+    except ConflictError:
+        # Another process replaced a shard first; it or the next time does the rest.
+        return False
+    except StoreError as error:
+        report.failures.append(error)
+        return False
+    except (DraftkeepError, OSError, SQLAlchemyError) as error:
+        report.failures.append(StoreError(f"{what} failed: {_reason(error)}"))
+        return False
+    for name, count in done.items():
+        report.counts[name] = report.counts.get(name, 0) + count
+    return True
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"{error.strerror or type(error).__name__}: {error.filename or 'no path given'}"
+    # Of a database's error the type alone: its words may quote values.
+    return str(error) if isinstance(error, DraftkeepError) else type(error).__name__
+
+
+def _claim(catalog: Catalog, storage: Storage) -> dict[str, int]:
+    claim(catalog, storage)
+    return {}
 
 
 def _delete_in_topic(config: Config, catalog: Catalog, *, now_s: float) -> dict[str, int]:

@@ -17,10 +17,10 @@ from draftkeep.serve.node import Node
 
 
 async def node_of(request: Request) -> Node:
-    """The node, or UnavailableError for a request that came while it was being loaded."""
+    """The node, or UnavailableError, which says why, for a request that came before it started."""
     node: Node | None = request.state.node
     if node is None:
-        raise UnavailableError("the model is being loaded; try again later")
+        raise UnavailableError(f"{request.app.state.waits_for}; try again later")
     return node
 
 

@@ -5,7 +5,6 @@ from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter
-from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field
 
 from draftkeep.config import MAX_LOOKAHEAD
@@ -58,7 +57,7 @@ async def speculation(body: SpeculationBody, node: AdminNode) -> dict[str, Any]:
 @router.post("/erase")
 async def erase(body: EraseBody, node: AdminNode) -> dict[str, Any]:
     """Erase a subject: plan, keys, then this node's caches and drafter."""
-    result = await run_in_threadpool(node.erase, body.tenant, body.subject)
+    result = await node.errands.run(lambda: node.erase(body.tenant, body.subject))
     plain: dict[str, Any] = _plain(asdict(result))
     return plain
 

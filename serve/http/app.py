@@ -22,10 +22,12 @@ router = APIRouter()
 def build_app(node: Node | None = None) -> FastAPI:
     """The app over a started node, which stays the caller's to close.
 
-    None while the node is being loaded: put it into `app.state.node` once it has started.
+    None while the node is being loaded: put it into `app.state.node` once it has started, and into
+    `app.state.waits_for` what it waits for, when that is no longer its model.
     """
     app = FastAPI(title="draftkeep", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.node = node
+    app.state.waits_for = "the model is being loaded"
     http_errors.install(app)
     app.include_router(router)
     app.include_router(api_router)

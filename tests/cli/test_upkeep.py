@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from draftkeep.cli import upkeep
 from draftkeep.cli.compacting import compact_once
 from draftkeep.cli.upkeep import do_upkeep
 from draftkeep.config import Config, load_config
-from draftkeep.errors import StoreError
+from draftkeep.errors import ConfigError, StoreError
 from draftkeep.store.anchors import ISSUER, publish_anchor
 from tests.deployment import TTL_S
 from tests.serve.station import wait_for
@@ -115,3 +116,45 @@ def test_a_member_keeps_deadlines_though_it_was_never_told_its_part(past: World)
     assert past.files() == set()
     assert member.returncode == 0
     assert said.count("compacting fails and is tried again") == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PermissionError(13, "Permission denied", "/state/jobs/lock"),
+        sa.exc.IntegrityError("INSERT", None, Exception("a value")),
+        ConfigError("the password's file cannot be read"),
+    ],
+)
+def test_whatever_fails_outside_is_said_with_its_chore_and_stops_no_other(
+    world: World, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    for _ in range(2):
+        stored(world, 3)
+    monkeypatch.setattr(upkeep, "drop_contaminated", fail)
+    done = do_upkeep(configured(world), world.catalog, world.storage, clock=world.clock)
+    (said,) = map(str, done.failures)
+    assert said.startswith("removing checkpoints failed: ")
+    assert "a value" not in said
+    assert len(world.files()) == 1
+
+
+def test_shards_of_another_catalog_are_left_alone_and_the_other_chores_done(world: World) -> None:
+    for _ in range(2):
+        stored(world, 3)
+    world.clock.now_s += TTL_S + 1
+    before = world.files()
+    world.storage.write_mark("ab" * 16)
+    done = do_upkeep(configured(world), world.catalog, world.storage, clock=world.clock)
+    assert ["belong to another catalog" in str(failure) for failure in done.failures] == [True]
+    assert set(done.counts) == {"checkpoints_removed"}
+    assert world.files() == before
+
+
+def test_upkeep_makes_no_place_for_jobs_of_another_user(world: World) -> None:
+    done = do_upkeep(configured(world), world.catalog, world.storage, clock=world.clock)
+    assert done.counts["checkpoints_removed"] == 0
+    assert not (world.root / "jobs").exists()

@@ -1,4 +1,7 @@
-"""The housekeeper: one round does every chore, and what fails is said and tried again."""
+"""The housekeeper: a round does every chore, and what fails is said and tried again.
+
+Deadlines of keys wait for none of it.
+"""
 
 import logging
 import threading
@@ -12,12 +15,15 @@ from draftkeep.config import RetentionConfig
 from draftkeep.errors import StoreError
 from draftkeep.ingest.trace import Provenance
 from draftkeep.policies.keyring import Keyring
+from draftkeep.serve import housekeeping
 from draftkeep.serve.capture import Capture
 from draftkeep.serve.drops import DropReporter
 from draftkeep.serve.housekeeping import Housekeeper
+from draftkeep.serve.key_deadlines import KeyDeadlines
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.schema import drops, periods
 from tests.clock import Clock
+from tests.serve.station import wait_for
 
 TTL_S = 400
 PROVENANCE = Provenance(
@@ -58,9 +64,9 @@ class House:
             self.catalog,
             look=lambda: self.looks.append(clock()),
             expire_log=self.expire_log,
-            clock=clock,
             every_s=0.01,
         )
+        self.deadlines = KeyDeadlines(self.keyring, clock=clock, every_s=0.01)
 
     def expire_log(self) -> None:
         expired, self.unread = self.unread, 0
@@ -80,8 +86,9 @@ class House:
         return {reason: int(count) for reason, count in rows}
 
     def close(self) -> None:
-        self.housekeeper.stop()
-        assert self.housekeeper.join(60)
+        for part in (self.housekeeper, self.deadlines):
+            part.stop()
+            assert part.join(60)
         self.keyring.close()
         self.catalog.close()
 
@@ -93,12 +100,42 @@ def house(tmp_path: Path, clock: Clock) -> Iterator[House]:
     house.close()
 
 
-def test_a_round_destroys_what_is_past_its_deadline_and_reports_drops(house: House) -> None:
-    house.housekeeper.keep()
+def test_a_key_is_destroyed_at_its_deadline_and_not_before(house: House) -> None:
+    house.deadlines.keep()
     assert house.holds_key
     house.clock.now_s += TTL_S
-    house.housekeeper.keep()
+    house.deadlines.keep()
     assert not house.holds_key
+
+
+def test_a_key_past_its_deadline_goes_at_the_start(house: House) -> None:
+    house.clock.now_s += TTL_S
+    house.deadlines.start()
+    assert not house.holds_key
+
+
+def test_a_deadline_does_not_wait_for_a_database_that_gives_no_answer(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, go = threading.Event(), threading.Event()
+
+    def hangs(*_: object) -> None:
+        asked.set()
+        go.wait()
+
+    monkeypatch.setattr(housekeeping, "publish_periods", hangs)
+    house.housekeeper.start()
+    house.deadlines.start()
+    assert asked.wait(60)
+    house.clock.now_s += TTL_S
+    try:
+        wait_for(lambda: not house.holds_key)
+    finally:
+        go.set()
+
+
+def test_a_round_reports_drops(house: House) -> None:
+    house.housekeeper.keep()
     assert house.reported() == {"unavailable": 1, "log_expired": 3}
 
 
@@ -110,23 +147,39 @@ def test_a_round_publishes_deadlines_and_looks_at_the_engine(house: House) -> No
 
 
 def failing(*_: object) -> int:
-    raise StoreError("the keyring is locked; try again")
+    raise StoreError("it is locked; try again")
 
 
 def test_a_chore_that_fails_is_said_keeps_no_other_and_is_tried_again(
     house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    with monkeypatch.context() as broken, caplog.at_level(logging.ERROR):
+        broken.setattr(housekeeping, "publish_periods", failing)
+        house.housekeeper.keep()
+        house.housekeeper.keep()
+    assert house.published() == []
+    assert house.reported() == {"unavailable": 1, "log_expired": 3}
+    assert caplog.messages == [
+        "publishing deadlines fails and is tried again: it is locked; try again"
+    ]
+    house.housekeeper.keep()
+    assert house.published() == [house.period_id]
+    assert caplog.messages[1].startswith("publishing deadlines works again, after ")
+
+
+def test_a_key_that_could_not_be_destroyed_is_said_and_tried_again(
+    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     house.clock.now_s += TTL_S
     with monkeypatch.context() as broken, caplog.at_level(logging.ERROR):
         broken.setattr(house.keyring, "destroy_expired", failing)
-        house.housekeeper.keep()
-        house.housekeeper.keep()
+        house.deadlines.keep()
+        house.deadlines.keep()
     assert house.holds_key
-    assert house.reported() == {"unavailable": 1, "log_expired": 3}
     assert caplog.messages == [
-        "destroying expired keys fails and is tried again: the keyring is locked; try again"
+        "destroying expired keys fails and is tried again: it is locked; try again"
     ]
-    house.housekeeper.keep()
+    house.deadlines.keep()
     assert not house.holds_key
     assert caplog.messages[1].startswith("destroying expired keys works again, after ")
 
@@ -145,6 +198,6 @@ def test_the_thread_outlives_a_failure(house: House, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(house.keyring, "destroy_expired", first_fails)
     house.clock.now_s += TTL_S
-    house.housekeeper.start()
+    house.deadlines.start()
     assert twice.wait(60)
     assert not house.holds_key

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -57,7 +58,16 @@ class Postgres:
     def crash(self) -> None:
         """End it at once, all its processes, without a checkpoint; `start` then recovers."""
         if self._service is not None and self._service.running:
+            self.thaw()
             self._service.stop(ask=signal.SIGQUIT)
+
+    def freeze(self) -> None:
+        """SIGSTOP to all its processes: connections stay open and nothing answers."""
+        self._signal_all(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT. Harmless where it was not frozen."""
+        self._signal_all(signal.SIGCONT)
 
     def create_database(self) -> str:
         """A fresh, empty database; returns its URL."""
@@ -71,6 +81,19 @@ class Postgres:
         name = sql.Identifier(url.rsplit("/", 1)[1])
         with self._connect() as connection:
             connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(name))
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        if self._service is None:
+            return
+        first = self._service.pid
+        # The first one first: once it is frozen it makes no others.
+        os.kill(first, number)
+        while number == signal.SIGSTOP and _status(first)[0] not in "TZ":
+            time.sleep(0.001)
+        for pid in [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]:
+            with contextlib.suppress(OSError):
+                if _status(pid)[1] == str(first):
+                    os.kill(pid, number)
 
     @property
     def _data(self) -> Path:
@@ -131,6 +154,12 @@ def running_postgres(
             yield postgres
         finally:
             postgres.crash()
+
+
+def _status(pid: int) -> list[str]:
+    """A process's state and its parent; OSError once it is gone."""
+    # The program's name, in brackets, may hold anything.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
 
 
 def _programs() -> Path:
