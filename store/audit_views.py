@@ -77,7 +77,7 @@ VIEWS = {
         FROM _erasures AS erasure
         LEFT JOIN (
             SELECT stone.erasure, count(*) AS rows_left
-            FROM _tombstones AS stone JOIN _shard_rows AS row
+            FROM _shard_rows AS row JOIN _tombstones AS stone
               ON stone.value = row.alias AND stone.period_id = row.period_id
             WHERE stone.kind = 'alias' GROUP BY stone.erasure
         ) AS waiting ON waiting.erasure = erasure.id

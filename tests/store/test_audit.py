@@ -4,17 +4,25 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
 
 from draftkeep.errors import InputError, StoreError
-from draftkeep.store import schema
+from draftkeep.store import audit, schema
 from draftkeep.store.audit import AuditSession
 from draftkeep.store.audit_views import REPORTS, VIEWS
 from draftkeep.store.erasure import erase_subject
+from draftkeep.store.shard import CLEAR_SCHEMA
 from draftkeep.store.storage_local import LocalStorage
 from tests.deployment import PERIOD_S, START_S, TTL_S
 from tests.store.conftest import DATABASES, World, copies, make_world
+
+# Many times what fits in the memory that one test leaves.
+MANY_ROWS = 300_000
 
 
 def fill(world: World) -> World:
@@ -253,6 +261,43 @@ def test_a_long_query_is_interrupted_and_the_session_goes_on(untouched: World) -
         with pytest.raises(InputError, match=r"ran over 0\.2 s"):
             session.query("SELECT sum(a.i * b.i) FROM range(10000000) a(i), range(10000000) b(i)")
         assert session.query("SELECT count(*) FROM traces").rows == ((5,),)
+
+
+def test_reports_need_no_memory_for_the_rows_that_they_count(
+    filled: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small budget and many rows, for the session's own and ten million."""
+    erase_subject(
+        filled.catalog, filled.keyring, tenant="acme", subject="ann", now_s=filled.clock()
+    )
+    names = [file.name for file in filled.storage.list()]
+    few = pa.concat_tables(
+        [pq.read_table(filled.shards_dir / name, columns=CLEAR_SCHEMA.names) for name in names]
+    )
+    many = few.take(np.arange(MANY_ROWS) % len(few)).set_column(
+        few.schema.get_field_index("trace_id"),
+        CLEAR_SCHEMA.field("trace_id"),
+        pa.array([number.to_bytes(16) for number in range(MANY_ROWS)], pa.binary(16)),
+    )
+    pq.write_table(many, tmp_path / "many.parquet", row_group_size=4096)
+    settings = [
+        "SET memory_limit = '48MB'" if "memory_limit" in setting else setting
+        for setting in audit._LOCKDOWN
+    ]
+    assert "SET memory_limit = '48MB'" in settings
+    monkeypatch.setattr(audit, "_LOCKDOWN", settings)
+    monkeypatch.setattr(
+        audit, "_shard_rows", lambda *_: ds.dataset(tmp_path / "many.parquet", schema=CLEAR_SCHEMA)
+    )
+    with AuditSession(
+        filled.catalog, filled.storage, now_s=filled.clock(), time_limit_s=600.0
+    ) as session:
+        reports = {name: session.report(name) for name in REPORTS}
+        assert session.query("SELECT count(*) FROM traces").rows == ((MANY_ROWS,),)
+    assert sum(row[2] for row in reports["inventory"].rows) == MANY_ROWS
+    (erasure,) = reports["erasures"].rows
+    left = dict(zip(reports["erasures"].columns, erasure, strict=True))["rows_left"]
+    assert left == 2 * MANY_ROWS // len(few)
 
 
 def test_a_query_that_needs_too_much_memory_is_refused(session: AuditSession) -> None:
