@@ -33,6 +33,10 @@ class ConfigError(DraftkeepError):
     """A setting is missing, unknown or contradictory."""
 
 
+class NoCatalogError(ConfigError):
+    """Nobody has made a catalog at the configured place."""
+
+
 class InputError(DraftkeepError):
     """A caller's request cannot be served as it stands. `param` names the offending field."""
 

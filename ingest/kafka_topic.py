@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from kafka.errors import KafkaError
+from kafka.errors import KafkaError, TopicAlreadyExistsError
 
 from draftkeep.errors import StoreError
 from draftkeep.ingest.kafka_client import KafkaAccess, words_of
@@ -68,8 +68,16 @@ def create_topic(
     with access.admin() as admin:
         try:
             admin.create_topics({topic_name: options}, wait_for_metadata=True)
+        except TopicAlreadyExistsError as error:
+            raise StoreError(
+                f"topic {topic_name} is there already; look at it with draftkeep topic show and "
+                "draftkeep doctor"
+            ) from error
         except KafkaError as error:
-            raise StoreError(f"topic {topic_name} cannot be made: {error}") from error
+            raise StoreError(
+                f"topic {topic_name} cannot be made ({type(error).__name__}); check that "
+                "this user may CREATE it, and that there are as many brokers as replicas"
+            ) from error
 
 
 def delete_topic(admin: Any, topic_name: str, topic_id: str, *, patience_s: float) -> None:

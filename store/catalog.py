@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from draftkeep.config import Config
-from draftkeep.errors import ConfigError, PermanentError
+from draftkeep.errors import NoCatalogError, PermanentError
 from draftkeep.store import database, migrations, schema
 from draftkeep.store.database import Mode
 
@@ -33,16 +33,11 @@ class Catalog:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
-    @staticmethod
-    def is_there(config: Config) -> bool:
-        """Whether `configured` would find one; a PostgreSQL database is taken to be there."""
-        return bool(config.catalog.url) or (config.state_dir / FILE).exists()
-
     @classmethod
     def configured(cls, config: Config, *, create: bool = True, migrate: bool = True) -> "Catalog":
         """Open the catalog that a configuration names: SQLite in `state_dir`, or PostgreSQL.
 
-        ConfigError where it is not there and `create` is False: a mistyped path or URL must not
+        NoCatalogError where it is not there and `create` is False: a mistyped path or URL must not
         make an empty one. PermanentError where it is of an earlier schema and `migrate` is False,
         for a command that only looks: there is no way back.
         """
@@ -53,18 +48,29 @@ class Catalog:
                 create=create,
                 migrate=migrate,
             )
-        if not create and not cls.is_there(config):
-            raise ConfigError(
+        if not create and not (config.state_dir / FILE).exists():
+            raise NoCatalogError(
                 f"no catalog in {config.state_dir}; check state_dir, or start the service"
             )
         return cls.open(config.state_dir / FILE, create=create, migrate=migrate)
+
+    @classmethod
+    def existing(cls, config: Config) -> "Catalog | None":
+        """The catalog of a configuration, to look at; None where nobody has made it yet.
+
+        Neither makes nor upgrades it; raises as `configured` does.
+        """
+        try:
+            return cls.configured(config, create=False, migrate=False)
+        except NoCatalogError:
+            return None
 
     @classmethod
     def open(cls, path: Path, *, create: bool = True, migrate: bool = True) -> "Catalog":
         """Open the SQLite catalog at `path`; makes it, and its directory, where `create` lets it.
 
         Raises PermanentError when the file is of a newer schema or is no catalog, and when it is
-        of an earlier one and `migrate` is False; ConfigError as `connect` does.
+        of an earlier one and `migrate` is False; NoCatalogError as `connect` does.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         return cls.connect(f"sqlite:///{path}", create=create, migrate=migrate)
@@ -76,8 +82,8 @@ class Catalog:
         """Open the catalog at a SQLAlchemy URL; brings its schema up to this version's.
 
         Raises StoreError when it cannot be reached, PermanentError when it is of a newer schema or
-        no catalog, or of an earlier one and `migrate` is False, and ConfigError where there is
-        none and `create` is False.
+        no catalog, or of an earlier one and `migrate` is False, and NoCatalogError where there
+        is none and `create` is False.
         """
         engine = database.make_engine(url, password)
         catalog = cls(engine)
@@ -133,7 +139,7 @@ class Catalog:
             with self.read() as connection:
                 version = migrations.version_of(connection)
             if version == 0 and not create:
-                raise ConfigError(
+                raise NoCatalogError(
                     f"no catalog at {database.shown(self.engine.url)}; check the URL, or start "
                     "the service"
                 )

@@ -1,6 +1,7 @@
 """`draftkeep topic`: make the topic that carries the traces, look at it, delete it."""
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -60,11 +61,9 @@ def show(config: ConfigOption = None) -> None:
     if state is None:
         raise InputError(f"there is no topic {name}; make it with draftkeep topic create")
     retention = read_retention(access, name)
-    try:
-        catalog = Catalog.configured(settings, create=False, migrate=False)
-    except ConfigError:
-        committed = {}
-    else:
+    committed: Mapping[int, int] = {}
+    catalog = Catalog.existing(settings)
+    if catalog is not None:
         committed = committed_offsets(catalog, state)
         catalog.close()
     _say(f"{name}: id {state.topic_id}, cluster {state.cluster}")

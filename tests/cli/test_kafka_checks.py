@@ -14,7 +14,7 @@ from kafka import KafkaAdminClient
 
 from draftkeep.cli.doctor.finding import Finding
 from draftkeep.cli.doctor.run import examine
-from draftkeep.config import Config, KafkaConfig, RetentionConfig
+from draftkeep.config import CatalogConfig, Config, KafkaConfig, RetentionConfig
 from draftkeep.errors import StoreError
 from draftkeep.ingest.kafka_client import KafkaAccess
 from draftkeep.ingest.kafka_topic import create_topic
@@ -66,6 +66,27 @@ class TestDoctor:
         found = kafka_findings(configured(house, tmp_path))
         assert [item.status for item in found.values()] == ["ok"] * 4
         assert found["lag"].detail.startswith("3 records wait")
+        house.close()
+
+    def test_a_database_without_a_catalog_yet_is_what_the_first_doctor_meets(
+        self, house: House, tmp_path: Path, postgres_url: str
+    ) -> None:
+        house.make()
+        config = configured(house, tmp_path)
+        url = postgres_url.replace("+psycopg", "")
+        fresh = config.model_copy(update={"catalog": CatalogConfig(url=url)})
+        assert [item.status for item in kafka_findings(fresh).values()] == ["ok"] * 4
+        catalog = next(item for item in examine(fresh) if item.check == "catalog")
+        assert (catalog.status, catalog.detail[:8]) == ("ok", "none yet")
+        house.close()
+
+    def test_a_catalog_that_is_away_hides_the_lag_alone(self, house: House, tmp_path: Path) -> None:
+        house.make()
+        away = CatalogConfig(url="postgresql://nobody@127.0.0.1:1/nothing")
+        config = configured(house, tmp_path).model_copy(update={"catalog": away})
+        found = kafka_findings(config)
+        assert [item.status for item in found.values()] == ["ok", "ok", "ok", "warn"]
+        assert found["lag"].remedy == "mend the catalog first"
         house.close()
 
     def test_without_servers_nobody_asks(self, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from draftkeep.cli.doctor.finding import Finding
 from draftkeep.config import Config
+from draftkeep.errors import DraftkeepError
 from draftkeep.ingest.kafka_client import KafkaAccess
 from draftkeep.ingest.kafka_log import KafkaLog
 from draftkeep.ingest.kafka_retention import TopicRetention, retention_of
@@ -47,17 +48,27 @@ def check_kafka(config: Config) -> Iterator[Finding]:
         )
         return
     retention = retention_of(settings, brokers.values())
-    committed, others = _committed(config, state)
+    try:
+        committed, others = _committed(config, state)
+    except DraftkeepError:
+        # The catalog's own check says why.
+        committed, others = None, set()
     yield _topic(state, settings, len(brokers), others)
     yield _deadline(retention, config.retention.ttl_s)
-    yield _lag(config, access, state, retention, committed)
+    if committed is None:
+        yield _doubtful("lag", "nobody knows it without the catalog", "mend the catalog first")
+    else:
+        yield _lag(config, access, state, retention, committed)
 
 
 def _committed(config: Config, state: TopicState) -> tuple[Mapping[int, int], set[str]]:
-    """How far the topic was read, and the ids of others of its name that were."""
-    if not Catalog.is_there(config):
+    """How far the topic was read, and the ids of others of its name that were.
+
+    Raises what hinders opening the catalog.
+    """
+    catalog = Catalog.existing(config)
+    if catalog is None:
         return {}, set()
-    catalog = Catalog.configured(config, create=False, migrate=False)
     try:
         stored = stored_offsets(catalog, state.topic_name)
         ids = {row.topic_id for row in stored if row.cluster == state.cluster}

@@ -83,14 +83,14 @@ def check_drafter(config: Config, *, target: Callable[[], "TargetModel"]) -> Fin
         detail=f"channel {config.serve.channel} is empty; the service {drafts}",
         remedy="draftkeep drafters cold",
     )
-    if not Catalog.is_there(config):
+    catalog = Catalog.existing(config)
+    if catalog is None:
         return nothing
-    loaded = target()
-    # As the node does, so that what does not fit there does not fit here.
-    embedding_VC = loaded.model.get_input_embeddings().weight
-    scope = scope_of(tuple(tenant.name for tenant in config.tenants))
-    catalog = Catalog.configured(config, create=False, migrate=False)
     try:
+        loaded = target()
+        # As the node does, so that what does not fit there does not fit here.
+        embedding_VC = loaded.model.get_input_embeddings().weight
+        scope = scope_of(tuple(tenant.name for tenant in config.tenants))
         registry = Registry(catalog, config.state_dir / "drafters")
         digest = registry.channel(scope, config.serve.channel)
         if digest is None:

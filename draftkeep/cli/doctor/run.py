@@ -201,11 +201,11 @@ def _log(config: Config) -> Finding:
 def _catalog(config: Config) -> Finding:
     from draftkeep.store.catalog import Catalog
 
-    if not Catalog.is_there(config):
+    catalog = Catalog.existing(config)
+    if catalog is None:
         return Finding(
             check="catalog", status="ok", detail="none yet; it is made at the first start"
         )
-    catalog = Catalog.configured(config, create=False, migrate=False)
     catalog.close()
     return Finding(check="catalog", status="ok", detail=catalog.place)
 
