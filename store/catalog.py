@@ -140,8 +140,7 @@ class Catalog:
                 version = migrations.version_of(connection)
             if version == 0 and not create:
                 raise NoCatalogError(
-                    f"no catalog at {database.shown(self.engine.url)}; check the URL, or start "
-                    "the service"
+                    f"no catalog at {self.place}; check where that is, or start the service"
                 )
             if 0 < version < schema.SCHEMA_VERSION and not migrate:
                 raise PermanentError(

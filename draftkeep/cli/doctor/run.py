@@ -19,7 +19,7 @@ from draftkeep.cli.doctor.model_checks import (
 from draftkeep.cli.options import ConfigOption
 from draftkeep.cli.tables import table_console
 from draftkeep.config import Config, TenantConfig, load_config
-from draftkeep.errors import DraftkeepError
+from draftkeep.errors import DraftkeepError, NoCatalogError
 
 MIN_FREE_BYTES = 2 * 1024**3
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -201,10 +201,12 @@ def _log(config: Config) -> Finding:
 def _catalog(config: Config) -> Finding:
     from draftkeep.store.catalog import Catalog
 
-    catalog = Catalog.existing(config)
-    if catalog is None:
+    try:
+        catalog = Catalog.configured(config, create=False, migrate=False)
+    except NoCatalogError as error:
+        where = str(error).partition("; ")[0]
         return Finding(
-            check="catalog", status="ok", detail="none yet; it is made at the first start"
+            check="catalog", status="ok", detail=f"{where} yet; it is made at the first start"
         )
     catalog.close()
     return Finding(check="catalog", status="ok", detail=catalog.place)
