@@ -45,9 +45,11 @@ def serve(config: Config) -> None:
             try:
                 server.run(sockets=[listener])
             finally:
+                _log.info("stopping")
                 loader.stop()
                 loader.join()
                 loader.close()
+    _log.info("stopped")
 
 
 class _Server(uvicorn.Server):

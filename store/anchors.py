@@ -34,7 +34,10 @@ def awaited(state_dir: Path, name: str) -> str:
     if path.exists():
         return ""
     by = "draftkeep serve" if name == ISSUER else "draftkeep drafters cold"
-    return f"{path} is not there yet; it is written at the first start of {by}"
+    return (
+        f"{path} is not there yet; it is written at the first start of {by}: from another machine "
+        "copy it"
+    )
 
 
 def read_anchor(state_dir: Path, name: str) -> bytes:

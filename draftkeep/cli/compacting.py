@@ -59,7 +59,7 @@ def compact_forever(config: Config, *, every_s: float) -> None:
     console = Console()
     outage = Outage("compacting")
     with stop_event() as stop, ExitStack() as stack:
-        work = _wait_for_work(config, stack, console, stop, outage, every_s)
+        work = _wait_for_work(config, stack, stop, outage, every_s)
         turns = None if work is None else _Turns(work, stop, outage)
         while turns is not None and not stop.is_set():
             began_s = time.monotonic()
@@ -181,7 +181,6 @@ def spans(partitions: Collection[int]) -> str:
 def _wait_for_work(
     config: Config,
     stack: ExitStack,
-    console: Console,
     stop: threading.Event,
     outage: Outage,
     every_s: float,
@@ -195,7 +194,7 @@ def _wait_for_work(
         # A compactor may be started before the node that makes what it reads.
         if missing := awaited(config.state_dir, ISSUER):
             if not waiting:
-                console.print(f"waiting: {missing}", markup=False)
+                _log.warning("waiting: %s", missing)
             waiting = True
             stop.wait(every_s)
             continue
