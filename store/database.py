@@ -249,6 +249,8 @@ def _on_postgres_connect(connection: Any, _record: object) -> None:
         "idle_in_transaction_session_timeout": int(_SILENT_S * 1000),
         # The log is freed of what a commit covers, so a commit must outlive a crash.
         "synchronous_commit": "on",
+        # Estimates grow with the tables and our answers do not: compiling took longer than asking.
+        "jit": "off",
         "tcp_keepalives_idle": 30,
         "tcp_keepalives_interval": 10,
         "tcp_keepalives_count": 3,
