@@ -31,14 +31,11 @@ BUSY_S = 30.0
 # the others for ever. Far above what any transaction does between two statements.
 _SILENT_S = 120.0
 _CONNECT_S = 10
-# How long what was sent may stay without an acknowledgement, and how soon a connection on which
-# nothing moves is probed, and how often: a machine that is gone is noticed within a minute.
-_NETWORK = {
-    "tcp_user_timeout": 60_000,
-    "keepalives_idle": 30,
-    "keepalives_interval": 10,
-    "keepalives_count": 3,
-}
+# How soon a connection on which nothing moves is probed, and how often, by either side; and how
+# long what we sent may stay without an acknowledgement. A machine that is gone is noticed in a
+# minute.
+_KEEPALIVES = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+_NETWORK = {"tcp_user_timeout": 60_000, **_KEEPALIVES}
 # What a commit of a batch touches of the indexes must fit, or pages are written twice.
 _CACHE_KB = 65536
 # When SQLite moves pages from its write-ahead log into the file, 32 MiB. A batch touches more than
@@ -251,9 +248,7 @@ def _on_postgres_connect(connection: Any, _record: object) -> None:
         "synchronous_commit": "on",
         # Estimates grow with the tables and our answers do not: compiling took longer than asking.
         "jit": "off",
-        "tcp_keepalives_idle": 30,
-        "tcp_keepalives_interval": 10,
-        "tcp_keepalives_count": 3,
+        **{f"tcp_{name}": value for name, value in _KEEPALIVES.items()},
     }
     connection.execute("; ".join(f"SET {name} = {value}" for name, value in settings.items()))
     connection.commit()
