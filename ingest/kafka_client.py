@@ -21,7 +21,10 @@ from draftkeep.errors import StoreError
 # that is back would wait for us instead of we for it.
 RECONNECT_MAX_MS = 1000
 _PATIENCE_S = 10.0
-_CONNECTION = re.compile(r"<KafkaConnection [^>]*>:? ?")
+_CONNECTION = re.compile(r"<Kafka(?:Connection|TCPTransport) [^>]*>:? ?")
+# The library reads the first four bytes of an answer as its length.
+_FRAME_LENGTH = re.compile(r"Invalid frame length: (-?\d+)")
+_TLS_ALERT = 0x15  # the content type that a TLS record begins with: RFC 8446, 5.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +126,9 @@ class KafkaAccess:
         said = next((line for line in words if "uthentication" in line), None)
         if said is not None or not words:
             return said
+        frame = _FRAME_LENGTH.search(words[0])
+        if frame is not None and int(frame[1]) >> 24 == _TLS_ALERT:
+            return "it answers with a TLS alert, as one does that wants TLS"
         if "socket disconnected" not in words[0]:
             return words[0]
         # The library learns the version right before the login.

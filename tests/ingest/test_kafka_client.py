@@ -13,9 +13,9 @@ from draftkeep.errors import StoreError
 from draftkeep.ingest.kafka_client import KafkaAccess
 
 
-@pytest.fixture
-def hangs_up() -> Iterator[int]:
-    """The port of one who closes every connection at once."""
+@contextlib.contextmanager
+def one_who_answers(words: bytes) -> Iterator[int]:
+    """The port of one who says `words` to the first request of a connection, and closes it."""
     server = socket.create_server(("127.0.0.1", 0))
 
     def answer() -> None:
@@ -28,6 +28,7 @@ def hangs_up() -> Iterator[int]:
                 accepted.settimeout(0.5)
                 # What is left unread would make it a reset.
                 accepted.recv(1024)
+                accepted.sendall(words)
 
     answering = threading.Thread(target=answer)
     answering.start()
@@ -43,11 +44,19 @@ def refusal(port: int) -> str:
     return str(caught.value)
 
 
-def test_clients_that_fail_at_once_do_not_mix_their_reasons(hangs_up: int) -> None:
+def test_clients_that_fail_at_once_do_not_mix_their_reasons() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         nobody = server.getsockname()[1]
-    ports = [nobody, hangs_up] * 3
-    with ThreadPoolExecutor(len(ports)) as pool:
-        reasons = list(pool.map(refusal, ports))
+    with one_who_answers(b"") as hangs_up:
+        ports = [nobody, hangs_up] * 3
+        with ThreadPoolExecutor(len(ports)) as pool:
+            reasons = list(pool.map(refusal, ports))
     assert ["REFUSED" in said for said in reasons] == [True, False] * 3
     assert ["hangs up before its first answer" in said for said in reasons] == [False, True] * 3
+
+
+def test_a_tls_alert_is_told_from_other_nonsense() -> None:
+    unexpected_message = bytes.fromhex("15 0303 0002 02 0a")
+    with one_who_answers(unexpected_message) as tls, one_who_answers(b"HTTP/1.1 400 ") as http:
+        assert "as one does that wants TLS" in refusal(tls)
+        assert "Invalid frame length" in refusal(http)
