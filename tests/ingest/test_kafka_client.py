@@ -15,7 +15,7 @@ from draftkeep.ingest.kafka_client import KafkaAccess
 
 @contextlib.contextmanager
 def one_who_answers(words: bytes) -> Iterator[int]:
-    """The port of one who says `words` to the first request of a connection, and closes it."""
+    """The port of one who says `words` to the first request of a connection, and hangs up."""
     server = socket.create_server(("127.0.0.1", 0))
 
     def answer() -> None:
@@ -28,14 +28,19 @@ def one_who_answers(words: bytes) -> Iterator[int]:
                 accepted.settimeout(0.5)
                 # What is left unread would make it a reset.
                 accepted.recv(1024)
-                accepted.sendall(words)
+                if words:
+                    # A client that reads of both at once tells of the hang-up alone.
+                    accepted.sendall(words)
+                    accepted.recv(1024)
 
     answering = threading.Thread(target=answer)
     answering.start()
-    yield server.getsockname()[1]
-    server.shutdown(socket.SHUT_RDWR)
-    server.close()
-    answering.join()
+    try:
+        yield server.getsockname()[1]
+    finally:
+        server.shutdown(socket.SHUT_RDWR)
+        server.close()
+        answering.join()
 
 
 def refusal(port: int) -> str:
