@@ -19,7 +19,6 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from draftkeep.errors import ConflictError, StoreError
-from draftkeep.ingest.header import Header
 from draftkeep.ingest.log import Log
 from draftkeep.ingest.record import encode_record
 from draftkeep.store.admission import (
@@ -31,10 +30,11 @@ from draftkeep.store.admission import (
     judge_again,
     parse,
 )
-from draftkeep.store.catalog import CHUNK, Catalog
+from draftkeep.store.catalog import Catalog
 from draftkeep.store.database import insert_many
 from draftkeep.store.dead_letters import add_dead_letters
 from draftkeep.store.drops import add_drops
+from draftkeep.store.known_digests import known_digests
 from draftkeep.store.log_deletion_rows import note_erased
 from draftkeep.store.offsets import LogOffset, advance, locate, note_gaps
 from draftkeep.store.ownership import claim
@@ -333,29 +333,6 @@ def _no_collections() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def known_digests(
-    connection: Connection, headers: Iterable[Header]
-) -> dict[tuple[int, bytes, str], bytes]:
-    """The digests of those traces that are stored, by expiry bucket, trace id and node.
-
-    There may be more than was asked for: other nodes' traces of the same ids.
-    """
-    by_bucket: dict[int, set[bytes]] = {}
-    for header in headers:
-        by_bucket.setdefault(header.expiry_s, set()).add(header.trace_id)
-    row, known = trace_ids.c, {}
-    for bucket_s, ids in by_bucket.items():
-        ordered = sorted(ids)
-        for start in range(0, len(ordered), CHUNK):
-            chunk = ordered[start : start + CHUNK]
-            query = sa.select(row.trace_id, row.node, row.digest).where(
-                row.bucket_s == bucket_s, row.trace_id.in_(chunk)
-            )
-            for found in connection.execute(query):
-                known[(bucket_s, found.trace_id, found.node)] = found.digest
-    return known
 
 
 def _discard(files: list[tuple[ShardFile, list[Candidate]]]) -> None:

@@ -13,8 +13,8 @@ from draftkeep.ingest.header import Header
 from draftkeep.policies.keyring import SubjectTrail
 from draftkeep.policies.names import ID_BYTES
 from draftkeep.store.catalog import Catalog
-from draftkeep.store.compactor import known_digests
 from draftkeep.store.erasure import finish_erasure, plan_erasure
+from draftkeep.store.known_digests import known_digests
 from draftkeep.store.nodes import load_nodes
 from draftkeep.store.periods import load_periods
 from draftkeep.store.schema import shards, trace_ids
