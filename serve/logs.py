@@ -38,5 +38,6 @@ def log_to_stderr(level: int = logging.INFO) -> None:
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     keep_library_quiet()
-    # One line a request, with its URL.
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    # One line a request, with its URL; three for every new catalog, of no use to an operator.
+    for library in ("httpx", "alembic"):
+        logging.getLogger(library).setLevel(logging.WARNING)

@@ -38,7 +38,7 @@ def create(
             replicas = default_replicas(admin)
     create_topic(access, name, partitions=partitions, replicas=replicas, ttl_s=ttl_s)
     retention = read_retention(access, name)
-    _say(f"{name}: {partitions} partitions, {replicas} replicas")
+    _say(f"{name}: partitions {partitions}, replicas {replicas}")
     _say(f"a record gets {retention.worst_case_age_s:g} s old at most, of {ttl_s} s")
     for problem in retention.problems(ttl_s):
         _say(f"{problem}")

@@ -77,6 +77,7 @@ def test_the_erased_person_is_gone(finished: tuple[Path, str]) -> None:
     assert isinstance(erased, dict)
     assert erased["traces"] > 0
     assert erased["opened_after"] == 0
+    assert erased["rows_removed"] == erased["traces"]
 
 
 def test_speculation_changed_no_answer(finished: tuple[Path, str]) -> None:

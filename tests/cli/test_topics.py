@@ -49,7 +49,7 @@ def run(*arguments: str, config: Path) -> str:
 
 def test_a_topic_is_made_shown_compacted_and_deleted(house: House, tmp_path: Path) -> None:
     config = config_file(house, tmp_path)
-    assert "3 partitions, 1 replicas" in run("create", "--partitions", "3", config=config)
+    assert "partitions 3, replicas 1" in run("create", "--partitions", "3", config=config)
     with pytest.raises(StoreError, match="is there already; look at it with draftkeep topic show"):
         run("create", config=config)
     with house.access.admin() as admin:

@@ -46,7 +46,7 @@ def build_report(outcomes: Outcomes, profile: Profile) -> dict[str, Any]:
         "speedup": outcomes["speed"]["speedup"],
         "speed": {key: value for key, value in outcomes["speed"].items() if key != "speedup"},
         "bytes_per_position": outcomes["audit"]["bytes_per_position"],
-        "erased": {"traces": erasure["traces"], "opened_after": erasure["opened_after"]},
+        "erased": {name: erasure[name] for name in ("traces", "opened_after", "rows_removed")},
         "admitted": outcomes["distillation"]["admitted"],
         "stages_s": {name: outcome["seconds"] for name, outcome in outcomes.items()},
         "elapsed_s": round(sum(float(outcome["seconds"]) for outcome in outcomes.values()), 1),

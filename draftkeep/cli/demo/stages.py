@@ -98,7 +98,7 @@ class Stages:
         folder = self.state_dir / "demo"
         with (
             LiveCounts(self.server.endpoint, folder / f"{name}-live.json") as live,
-            traffic_bar(self.console, len(items), budget_s) as on_done,
+            traffic_bar(self.console, len(items), budget_s, at_least) as on_done,
         ):
             result = send(
                 self.server.endpoint,
@@ -161,15 +161,19 @@ class Stages:
                 client, "POST", "/admin/erase", {"tenant": TENANT, "subject": subject}
             )
         opened_after = count_openable(self.config_path, TENANT, found.aliases)
+        # Keys first, then bytes: until here their rows lay in the shards and opened no more.
+        rows_removed = self._compact()["rows_rewritten_away"]
         self.console.print(
             f"One person erased: {found.traces} traces, {found.opened} opened before, "
-            f"{opened_after.opened} open now; drafters that had learned from them and are "
-            f"quarantined: {result['drafters_quarantined']}"
+            f"{opened_after.opened} opened after; the next compaction took {rows_removed} rows out "
+            "of the shards; drafters that had learned from them and are quarantined: "
+            f"{result['drafters_quarantined']}"
         )
         return {
             "traces": found.traces,
             "opened_before": found.opened,
             "opened_after": opened_after.opened,
+            "rows_removed": rows_removed,
             "result": result,
         }
 

@@ -12,9 +12,13 @@ from draftkeep.cli.demo.workload import WorkItem
 
 @contextmanager
 def traffic_bar(
-    console: Console, requests: int, budget_s: float
+    console: Console, requests: int, budget_s: float, at_least: int
 ) -> Iterator[Callable[[WorkItem, int], None]]:
-    """Show requests answered and positions a second; yields the callback that feeds it."""
+    """Show requests answered and positions a second; yields the callback that feeds it.
+
+    `budget_s` and `at_least` say how long a round sends, as `traffic.send` has them.
+    """
+    least = f", at least {at_least} requests" if at_least else ""
     started = time.monotonic()
     tokens = 0
     with Progress(
@@ -23,7 +27,7 @@ def traffic_bar(
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
         TimeElapsedColumn(),
-        TextColumn(f"of at most {budget_s:.0f} s"),
+        TextColumn(f"sending for {budget_s:.0f} s{least}"),
         console=console,
     ) as bar:
         task = bar.add_task("requests", total=requests, rate="")

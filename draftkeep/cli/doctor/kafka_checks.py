@@ -94,7 +94,7 @@ def _topic(
     if in_sync > replicas:
         return _wrong(
             "topic",
-            f"min.insync.replicas {in_sync} with {replicas} replicas: nothing is ever acknowledged",
+            f"min.insync.replicas {in_sync} of {replicas}: nothing is ever acknowledged",
             "lower min.insync.replicas, or add replicas",
         )
     if int(settings["max.message.bytes"]) < largest:
@@ -125,7 +125,7 @@ def _topic(
             "set it to uncompressed",
         )
     return _found(
-        "topic", f"{state.topic_name}, {len(state.partitions)} partitions, {replicas} replicas"
+        "topic", f"{state.topic_name}, partitions {len(state.partitions)}, replicas {replicas}"
     )
 
 
