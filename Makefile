@@ -57,7 +57,7 @@ pins: $(INSTALLED) ## resolve requirements.txt again from pyproject.toml
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 pyproject.toml --group dev -o requirements.txt
 
 bench: $(INSTALLED) ## bytes a position, fidelity and speed of the codec
-	$(BIN)/python -m bench.codec
+	$(BIN)/python -m bench.codec $(ARGS)
 
 bench-serving: $(INSTALLED) ## speed of a node with an adapted drafter, beside its peers (about an hour)
 	$(BIN)/python -m bench.serving $(ARGS)

@@ -51,7 +51,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         bar = None if conditions.get("drafter") == "full" else BARS.get(row["metric"])
         cells = (
             f"`{row['metric']}`",
-            f"{row['value']:.3g} {row['unit']}".removesuffix(" ratio"),
+            f"{_shown(row['value'])} {row['unit']}".removesuffix(" ratio").removesuffix(" 1"),
             bounds,
             bar.text() if bar else "",
             bar.verdict(row["value"], interval) if bar else "",
@@ -60,6 +60,11 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _shown(value: float) -> str:
+    """Three digits, and of a count or rate all those in front of the point."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def main(arguments: Sequence[str], show: Callable[[str], object] = print) -> int:

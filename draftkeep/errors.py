@@ -2,6 +2,7 @@
 
     DraftkeepError
     ├── ConfigError            a setting is missing, unknown or contradictory
+    │   └── NoCatalogError     nobody has made a catalog there
     ├── InputError             a caller's request cannot be served as it stands (HTTP 400)
     ├── DeniedError            a policy said no, or could not say yes (HTTP 401)
     ├── ForbiddenError         a known caller whose key is not for this (HTTP 403)

@@ -1,20 +1,22 @@
 """The figures that docs/scaling.md rests on, and how flat each measured curve is."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.bars import BARS
 from bench.report import latest
+from bench.scale.points import checkpoints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
     """A figure that the arithmetic rests on: the metric of a bench.
 
-    Until that is measured it is the metric's bar, else what is `assumed`.
+    Until that is measured it is the metric's bar, else what is `assumed`. Of what swings as the
+    store fills, such as a table between two vacuums, the `peak` of its curve counts.
     """
 
     text: str
@@ -23,11 +25,12 @@ class Figure:
     unit: str
     assumed: float | None = None
     digits: int = 0
+    peak: bool = False
 
     def value(self, row: Mapping[str, Any] | None) -> float:
         """The row's value; without a row, what stands in for it."""
         if row is not None:
-            return float(row["value"])
+            return float(max(row["conditions"]["curve"].values()) if self.peak else row["value"])
         return BARS[self.metric].value if self.assumed is None else self.assumed
 
 
@@ -75,6 +78,7 @@ FIGURES = {
         metric="postgresql_bytes_a_trace",
         assumed=500,
         unit="B",
+        peak=True,
     ),
     "clear": Figure(
         text="a trace's clear columns in a shard",
@@ -177,11 +181,18 @@ def flat_table(rows: Rows) -> str:
                 found.append(f"| `{metric}` | | | not measured yet | |")
                 continue
             ratio = rows.get(("scale", f"{metric}_flat_ratio"))
-            curve = ", ".join(f"{value:.3g}" for value in row["conditions"]["curve"].values())
             shown = "" if ratio is None else f"{ratio['value']:.2f}"
-            at = f"{row['conditions']['at']:,}"
-            found.append(f"| `{metric}` | {row['unit']} | {at} | {curve} | {shown} |")
+            at: int = row["conditions"]["at"]
+            curve = ", ".join(_points(row["conditions"]["curve"], at))
+            found.append(f"| `{metric}` | {row['unit']} | {at:,} | {curve} | {shown} |")
     return "\n".join(found)
+
+
+def _points(curve: Mapping[str, float], at: int) -> Iterator[str]:
+    """What was measured at each checkpoint; some steps need more than the first ones have."""
+    for stop in checkpoints(at):
+        value = curve.get(str(stop))
+        yield "-" if value is None else f"{value:.3g}"
 
 
 def newest(directory: Path) -> dict[tuple[str, str], dict[str, Any]]:

@@ -52,9 +52,13 @@ def _say_if_cut(result: AuditResult, console: Console) -> None:
 
 
 def print_json(result: AuditResult) -> None:
-    """Print one JSON object a line; bytes as hexadecimal, times and lists as JSON has them."""
+    """Print one JSON object a line; bytes as hexadecimal, times and lists as JSON has them.
+
+    Where rows were cut off, stderr says so.
+    """
     for row in result.rows:
         print(json.dumps(dict(zip(result.columns, row, strict=True)), default=_json))
+    _say_if_cut(result, Console(stderr=True))
 
 
 def _json(value: Any) -> Any:

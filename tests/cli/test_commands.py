@@ -270,6 +270,15 @@ def test_a_cell_is_never_markup(config: Config, tmp_path: Path) -> None:
     assert json.loads(lines.stdout) == {"[z]": "[/x][red]y[/red]", "b": "4646"}
 
 
+def test_json_that_was_cut_off_says_so_beside_it(config: Config, tmp_path: Path) -> None:
+    Catalog.open(config.state_dir / "catalog.db").close()
+    sql = "SELECT range AS n FROM range(10001)"
+    shown = run("audit", sql, "--json", "--config", "config.toml", cwd=tmp_path)
+    lines = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert lines == [{"n": number} for number in range(10_000)]
+    assert "only the first 10000 rows" in shown.stderr
+
+
 def test_doctor_refuses_a_context_the_model_does_not_have(config: Config) -> None:
     wide = config.model_copy(
         update={"serve": config.serve.model_copy(update={"max_context": 10**6})}
