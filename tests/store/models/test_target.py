@@ -20,9 +20,9 @@ from transformers import (
 from draftkeep.errors import ModelError
 from draftkeep.files import new_directory
 from draftkeep.store import models, smollm2, tiny
-from draftkeep.store.models import default_cache_dir, load_target
-from draftkeep.store.servable import check_servable, read_config
-from draftkeep.store.tiny_text import dialogues
+from draftkeep.store.models.servable import check_servable, read_config
+from draftkeep.store.models.target import default_cache_dir, load_target
+from draftkeep.store.models.tiny_text import dialogues
 
 
 def _quantised() -> PretrainedConfig:
@@ -213,7 +213,7 @@ def test_a_new_directory_yields_to_one_that_came_first(tmp_path: Path) -> None:
     not (default_cache_dir() / "smollm2").is_dir(), reason="smollm2 is not converted here"
 )
 def test_the_packaged_target_loads_and_its_drafter_is_cheap() -> None:
-    from draftkeep.store.drafter import cold_drafter, cost_ratio
+    from draftkeep.store.models.drafter import cold_drafter, cost_ratio
 
     target = load_target("smollm2")
     assert target.vocab == 49152
