@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from draftkeep.errors import ModelError
 from draftkeep.policies.signing import SigningKey
-from draftkeep.store import tiny
+from draftkeep.store.models import tiny
 from draftkeep.store.models.drafter import (
     Drafter,
     cold_drafter,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from draftkeep.errors import ModelError
-from draftkeep.store import fingerprint
+from draftkeep.store.models import fingerprint
 from draftkeep.store.models.fingerprint import (
     fingerprints,
     target_fingerprint,

@@ -19,7 +19,7 @@ from transformers import (
 
 from draftkeep.errors import ModelError
 from draftkeep.files import new_directory
-from draftkeep.store import models, smollm2, tiny
+from draftkeep.store.models import smollm2, target, tiny
 from draftkeep.store.models.servable import check_servable, read_config
 from draftkeep.store.models.target import default_cache_dir, load_target
 from draftkeep.store.models.tiny_text import dialogues
@@ -136,11 +136,11 @@ def test_installing_prints_one_line(
 ) -> None:
     (tmp_path / "smollm2").mkdir()
     monkeypatch.setenv("DRAFTKEEP_CACHE", str(tmp_path))
-    assert models.main(["smollm2"]) == 0
+    assert target.main(["smollm2"]) == 0
     out, err = capsys.readouterr()
     assert out == f"smollm2 is ready in {tmp_path / 'smollm2'}\n"
     assert err == ""
-    assert models.main(["no such name"]) == 1
+    assert target.main(["no such name"]) == 1
     assert "no target named" in capsys.readouterr().err
 
 
