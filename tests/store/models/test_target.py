@@ -19,9 +19,9 @@ from transformers import (
 
 from draftkeep.errors import ModelError
 from draftkeep.files import new_directory
-from draftkeep.store.models import smollm2, target, tiny
+from draftkeep.store.models import smollm2, tiny
 from draftkeep.store.models.servable import check_servable, read_config
-from draftkeep.store.models.target import default_cache_dir, load_target
+from draftkeep.store.models.target import default_cache_dir, load_target, main
 from draftkeep.store.models.tiny_text import dialogues
 
 
@@ -136,11 +136,11 @@ def test_installing_prints_one_line(
 ) -> None:
     (tmp_path / "smollm2").mkdir()
     monkeypatch.setenv("DRAFTKEEP_CACHE", str(tmp_path))
-    assert target.main(["smollm2"]) == 0
+    assert main(["smollm2"]) == 0
     out, err = capsys.readouterr()
     assert out == f"smollm2 is ready in {tmp_path / 'smollm2'}\n"
     assert err == ""
-    assert target.main(["no such name"]) == 1
+    assert main(["no such name"]) == 1
     assert "no target named" in capsys.readouterr().err
 
 
