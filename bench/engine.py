@@ -15,7 +15,7 @@ from draftkeep.serve.engine.drafting import DraftModel
 from draftkeep.serve.engine.engine import Engine
 from draftkeep.serve.engine.lookahead import Speculation
 from draftkeep.serve.engine.request import Finished, Request, StepReport
-from draftkeep.store.models import TargetModel
+from draftkeep.store.models.target import TargetModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from draftkeep.cli.demo.workload import DOMAINS, PEOPLE, Domain
 from draftkeep.errors import InputError
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.store.models import TargetModel
+from draftkeep.store.models.target import TargetModel
 
 # The domain the bench's drafter is adapted on.
 HOME = "sql"

@@ -55,15 +55,20 @@ def append_rows(
 
 
 def commit() -> str:
-    """The commit of the working tree, with a plus sign where it holds changes."""
+    """The commit of the working tree, with a plus sign where it holds changes beside results."""
+    head = _git("rev-parse", "--short=12", "HEAD")
+    code = (":(top)", ":(top,exclude)bench/results")
+    return (head or "unknown") + "+" * bool(
+        _git("status", "--porcelain", "--untracked-files=no", "--", *code)
+    )
+
+
+def _git(*arguments: str) -> str:
+    """What git says; nothing where there is no git, or no repository."""
     git = shutil.which("git")
     if git is None:
-        return "unknown"
+        return ""
     done = subprocess.run(
-        [git, "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
+        [git, *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
     )
-    return done.stdout.strip() or "unknown"
+    return done.stdout.strip()

@@ -15,7 +15,7 @@ from draftkeep.distill.selection import Opened
 from draftkeep.ingest.trace import Finish, Origin, Trace
 from draftkeep.kernels.measures import Walk, acceptance_rate, expected_acceptance, walk
 from draftkeep.policies.gate import PairedScore
-from draftkeep.store.drafter import Drafter
+from draftkeep.store.models.drafter import Drafter
 
 _UNKNOWN_BUDGET = 2**31
 _BATCH_TRACES = 16

@@ -29,8 +29,8 @@ from draftkeep.distill.workbench import Workbench, open_workbench
 from draftkeep.distill.workspace import JobPlan
 from draftkeep.errors import ConflictError, DraftkeepError
 from draftkeep.ingest.record import SealedTrace
-from draftkeep.store.drafter import Drafter, with_vocab
 from draftkeep.store.jobs import end_job, is_contaminated, start_job
+from draftkeep.store.models.drafter import Drafter, with_vocab
 from draftkeep.store.reader import count_left_out
 
 

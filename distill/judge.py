@@ -10,7 +10,7 @@ from draftkeep.distill.selection import Opened
 from draftkeep.distill.workbench import Workbench
 from draftkeep.kernels.measures import estimated_speed_up
 from draftkeep.policies.gate import HIDDEN_DOMAIN, decide
-from draftkeep.store.drafter import Drafter, cost_ratio
+from draftkeep.store.models.drafter import Drafter, cost_ratio
 
 
 def judge(

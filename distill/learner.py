@@ -15,7 +15,7 @@ from draftkeep.distill.batch import hidden_NC, make_batch
 from draftkeep.errors import ModelError, StoreError
 from draftkeep.ingest.trace import Trace
 from draftkeep.kernels.sparse_kd import forward_kl
-from draftkeep.store.drafter import Drafter
+from draftkeep.store.models.drafter import Drafter
 
 _BETAS = (0.9, 0.95)
 _WEIGHT_DECAY = 0.01

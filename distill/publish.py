@@ -9,7 +9,7 @@ from draftkeep.distill.start import Start
 from draftkeep.distill.workbench import Workbench
 from draftkeep.distill.workspace import JobPlan
 from draftkeep.errors import ConflictError, DeniedError
-from draftkeep.store.drafter import Drafter, save_drafter
+from draftkeep.store.models.drafter import Drafter, save_drafter
 
 
 def publish(

@@ -34,7 +34,7 @@ from draftkeep.kernels.draw import choose
 from draftkeep.kernels.measures import ratio_acceptance, replay_acceptance
 from draftkeep.kernels.noise import gumbel
 from draftkeep.kernels.processors import log_softmax64, process
-from draftkeep.store.drafter import Drafter
+from draftkeep.store.models.drafter import Drafter
 
 _BATCH_TRACES = 16
 _NOTHING = -1

@@ -16,7 +16,7 @@ from draftkeep.ingest.trace import Trace
 from draftkeep.policies.keyring import JobKeys
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.jobs import JobInput
-from draftkeep.store.models import TargetModel
+from draftkeep.store.models.target import TargetModel
 from draftkeep.store.reader import iter_sealed
 from draftkeep.store.storage import Storage
 

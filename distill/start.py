@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from draftkeep.distill.workbench import Workbench
 from draftkeep.errors import ModelError
-from draftkeep.store.drafter import Drafter, cold_drafter, load_drafter
+from draftkeep.store.models.drafter import Drafter, cold_drafter, load_drafter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from draftkeep.distill.interrupt import deferred_interrupt
 from draftkeep.distill.learner import Learner
 from draftkeep.distill.recipe import Recipe
 from draftkeep.distill.selection import Opened
-from draftkeep.store.drafter import Drafter
+from draftkeep.store.models.drafter import Drafter
 
 _SMOOTHING = 0.05
 _WATCHED_TRACES = 16

@@ -17,7 +17,7 @@ from draftkeep.policies.keyring import JobKeys
 from draftkeep.policies.signing import SigningKey
 from draftkeep.store.anchors import GATE, publish_anchor
 from draftkeep.store.catalog import Catalog
-from draftkeep.store.models import TargetModel, load_target
+from draftkeep.store.models.target import TargetModel, load_target
 from draftkeep.store.nodes import NodePublicKeys
 from draftkeep.store.registry import Registry
 from draftkeep.store.storage import Storage, open_storage

@@ -22,7 +22,7 @@ from draftkeep.serve.outbox import Outbox
 from draftkeep.serve.problems import reason_of
 from draftkeep.store.anchors import GATE, ISSUER, publish_anchor, read_anchor
 from draftkeep.store.catalog import Catalog
-from draftkeep.store.models import TargetModel
+from draftkeep.store.models.target import TargetModel
 from draftkeep.store.nodes import enrol_node
 from draftkeep.store.registry import Registry, scope_of
 

@@ -13,8 +13,8 @@ from draftkeep.serve.engine.drafting import DraftModel
 from draftkeep.serve.engine.engine import Engine
 from draftkeep.serve.periodic import Periodic
 from draftkeep.serve.problems import reason_of
-from draftkeep.store.drafter import load_drafter
-from draftkeep.store.models import TargetModel
+from draftkeep.store.models.drafter import load_drafter
+from draftkeep.store.models.target import TargetModel
 from draftkeep.store.registry import Registry
 
 # A passing lack of memory deserves another try; a drafter that always fails would cost a load and

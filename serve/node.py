@@ -39,7 +39,7 @@ from draftkeep.serve.request_log import RequestLog
 from draftkeep.serve.stats import NodeStats
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.erasure import ErasureResult, erase_subject
-from draftkeep.store.models import TargetModel, load_target
+from draftkeep.store.models.target import TargetModel, load_target
 from draftkeep.store.registry import Registry
 
 # What a step, a poll and a round of housekeeping under way have to end, together.

@@ -13,9 +13,9 @@ from draftkeep.errors import ConflictError, DeniedError
 from draftkeep.store.ancestry import clean_ancestor, is_clean
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.database import insert
-from draftkeep.store.drafter_files import need, read_verified, sign_drafter
 from draftkeep.store.jobs import JobInput
-from draftkeep.store.manifest import MANIFEST_FILE, decode_manifest
+from draftkeep.store.models.drafter_files import need, read_verified, sign_drafter
+from draftkeep.store.models.manifest import MANIFEST_FILE, decode_manifest
 from draftkeep.store.schema import channels, drafters, jobs, lineage
 
 EVERYONE = "everyone"

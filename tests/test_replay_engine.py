@@ -21,9 +21,9 @@ from draftkeep.serve.engine.drafting import DraftModel
 from draftkeep.serve.engine.engine import Engine
 from draftkeep.serve.engine.lookahead import Speculation
 from draftkeep.serve.engine.request import Finished, Request
-from draftkeep.store.drafter import Drafter
-from draftkeep.store.drafter_network import build_network, copy_first_layers, drafter_config
-from draftkeep.store.manifest import Manifest
+from draftkeep.store.models.drafter import Drafter
+from draftkeep.store.models.drafter_network import build_network, copy_first_layers, drafter_config
+from draftkeep.store.models.manifest import Manifest
 
 VOCAB, EOS, CONTEXT = 40, 2, 64
 NEAR = 1e-3

@@ -30,8 +30,8 @@ from draftkeep.kernels.sampling import Sampling
 from draftkeep.serve.engine.drafting import DraftModel
 from draftkeep.serve.engine.request import Finished
 from draftkeep.serve.to_trace import to_trace
-from draftkeep.store.drafter import Drafter
-from draftkeep.store.manifest import Manifest
+from draftkeep.store.models.drafter import Drafter
+from draftkeep.store.models.manifest import Manifest
 from tests.faults.plain import scores
 from tests.serve.lab import Lab
 

@@ -24,14 +24,14 @@ from draftkeep.distill.vocabulary import choose_vocabulary
 from draftkeep.files import write_file
 from draftkeep.serve.engine.lookahead import Speculation
 from draftkeep.serve.to_trace import to_trace
-from draftkeep.store.drafter import (
+from draftkeep.store.models.drafter import (
     Drafter,
     cold_drafter,
     save_drafter,
     with_vocab,
 )
-from draftkeep.store.drafter_export import export_full_vocab
-from draftkeep.store.models import TargetModel, load_target
+from draftkeep.store.models.drafter_export import export_full_vocab
+from draftkeep.store.models.target import TargetModel, load_target
 
 RESULT_FILE = "adapted.json"
 _SECONDS_FILE = "capture.json"

@@ -12,7 +12,7 @@ from draftkeep.ingest.codec import decode_body, encode_body
 from draftkeep.ingest.header import HEADER_VERSION, Header
 from draftkeep.ingest.tables import RemapTable, only_identity
 from draftkeep.ingest.trace import Origin, Trace
-from draftkeep.store.models import TargetModel
+from draftkeep.store.models.target import TargetModel
 
 _HEAD = struct.Struct("<II")
 

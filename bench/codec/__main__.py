@@ -30,7 +30,7 @@ from draftkeep.ingest.header import HEADER_VERSION, Header
 from draftkeep.ingest.record import ENVELOPE_BYTES, RECORD_OVERHEAD_BYTES
 from draftkeep.ingest.tables import RemapTable, only_identity
 from draftkeep.ingest.trace import TopK, Trace
-from draftkeep.store.models import load_target
+from draftkeep.store.models.target import load_target
 
 BOUND_BYTES = 75.0
 BOUND_KL = 1e-4

@@ -11,7 +11,7 @@ import torch
 from draftkeep.ingest.trace import DrafterRun, Finish, How, TopK, Trace
 from draftkeep.kernels.sampling import Sampling
 from draftkeep.kernels.topk import topk_lse
-from draftkeep.store.models import TargetModel
+from draftkeep.store.models.target import TargetModel
 
 K = 32
 POSITIONS = 128

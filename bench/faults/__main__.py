@@ -16,7 +16,7 @@ from rich.console import Console
 from bench.faults import outages
 from bench.faults.kills import Kills, run_kills
 from bench.results import RESULTS_DIR
-from draftkeep.store.models import default_cache_dir
+from draftkeep.store.models.target import default_cache_dir
 
 _PARTS = ("kills", "outages")
 

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from bench.prompts import Prompt
-from draftkeep.store.models import TargetModel
+from draftkeep.store.models.target import TargetModel
 
 # How many tokens the assistant proposes: its own default, and constants.
 SCHEDULES: tuple[tuple[str, int], ...] = (("default", 0), ("constant", 4), ("constant", 8))

@@ -30,7 +30,7 @@ from bench.serving.peers import peers
 from bench.serving.setup import QUICK, Bench, Figure, Sizes
 from bench.serving.single import batch_one
 from draftkeep.files import write_file
-from draftkeep.store.models import default_cache_dir
+from draftkeep.store.models.target import default_cache_dir
 
 _PACKAGES = ("numpy", "torch", "transformers")
 Phase = Callable[[Bench], list[Figure]]

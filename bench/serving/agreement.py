@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from bench.prompts import Prompt
-from draftkeep.store.models import TargetModel
+from draftkeep.store.models.target import TargetModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

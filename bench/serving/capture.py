@@ -22,7 +22,7 @@ from draftkeep.serve.assembly import open_catalog, open_outbox
 from draftkeep.serve.capture import Capture
 from draftkeep.serve.delivery import Delivery
 from draftkeep.serve.outbox import Outbox
-from draftkeep.store.models import TargetModel
+from draftkeep.store.models.target import TargetModel
 
 _TENANT = "bench"
 _FLUSH_S = 30.0

@@ -20,7 +20,7 @@ from bench.prompts import Prompt, domain_named, draw_texts, make_prompts
 from bench.serving.intervals import Interval
 from draftkeep.serve.engine.lookahead import Speculation
 from draftkeep.serve.follow import load_draft_model
-from draftkeep.store.models import TargetModel, load_target
+from draftkeep.store.models.target import TargetModel, load_target
 
 AUTO = Speculation(mode="auto", lookahead=8)
 OFF = Speculation(mode="off")

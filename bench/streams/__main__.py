@@ -25,7 +25,7 @@ from bench.prompts import HOME, domain_named
 from bench.results import RESULTS_DIR, Row, append_rows
 from bench.streams.attack import VIEWS, accuracy, delay_s, stock
 from bench.streams.client import Stream, StreamServer, record
-from draftkeep.store.models import default_cache_dir
+from draftkeep.store.models.target import default_cache_dir
 
 _PACKAGES = ("numpy", "torch", "transformers", "fastapi", "uvicorn")
 _MODES = ("stock", "per token, bare", "default", "paced")

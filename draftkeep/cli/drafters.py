@@ -56,8 +56,8 @@ def publish_cold(config: Config) -> bytes:
     can fall back to it. It is put on the node's channel and on each tenant's, where they are
     empty. Repeating it changes nothing.
     """
-    from draftkeep.store.drafter import cold_drafter, save_drafter
-    from draftkeep.store.models import load_target
+    from draftkeep.store.models.drafter import cold_drafter, save_drafter
+    from draftkeep.store.models.target import load_target
 
     target = load_target(config.model.target)
     drafter = cold_drafter(target, layers=config.distill.layers, vocab=config.distill.vocab)

@@ -8,7 +8,7 @@ from draftkeep.errors import InputError
 from draftkeep.kernels.sampling import Sampling
 from draftkeep.serve.http.detokenize import whole_text
 from draftkeep.serve.http.openai_types import ChatRequest, CompletionRequest
-from draftkeep.store.models import TargetModel
+from draftkeep.store.models.target import TargetModel
 
 SEED_BITS = 64
 

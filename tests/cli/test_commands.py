@@ -21,7 +21,7 @@ from draftkeep.policies.keyring import Keyring
 from draftkeep.policies.tenant import Tenants
 from draftkeep.store.anchors import ISSUER, publish_anchor
 from draftkeep.store.catalog import Catalog
-from draftkeep.store.drafter import Drafter, load_drafter
+from draftkeep.store.models.drafter import Drafter, load_drafter
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "cli.txt"
 COMMANDS = (
@@ -199,7 +199,7 @@ def test_doctor_loads_what_a_node_would_load_as_it_would(
         loaded.append((drafter.model.device, drafter.model.dtype))
         return drafter
 
-    monkeypatch.setattr("draftkeep.store.drafter.load_drafter", watched)
+    monkeypatch.setattr("draftkeep.store.models.drafter.load_drafter", watched)
     half = config.model_copy(update={"model": ModelConfig(target="tiny", dtype="bfloat16")})
     finding = next(item for item in examine(half) if item.check == "drafter")
     assert finding.status == "ok"
@@ -210,7 +210,7 @@ def test_doctor_says_that_a_device_is_full(config: Config, monkeypatch: pytest.M
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("zebra-canary-77")
 
-    monkeypatch.setattr("draftkeep.store.models.load_target", full)
+    monkeypatch.setattr("draftkeep.store.models.target.load_target", full)
     finding = next(item for item in examine(config) if item.check == "model")
     assert (finding.status, finding.detail) == ("fail", "cpu failed with OutOfMemoryError")
     assert "model.device" in finding.remedy

@@ -179,16 +179,16 @@ def test_each_finding_is_a_line_and_a_report_has_times_for_people(
 def test_the_target_is_loaded_once(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from draftkeep.store import models
+    from draftkeep.store.models import target
 
     loads = []
-    load = models.load_target
+    load = target.load_target
 
-    def counted(name: str, **options: str) -> models.TargetModel:
+    def counted(name: str, **options: str) -> target.TargetModel:
         loads.append(name)
         return load(name, device=options["device"], dtype=options["dtype"])
 
-    monkeypatch.setattr(models, "load_target", counted)
+    monkeypatch.setattr(target, "load_target", counted)
     monkeypatch.setenv("DRAFTKEEP_CACHE", str(tmp_path / "cache"))
     tiny = config.model_copy(update={"model": config.model.model_copy(update={"target": "tiny"})})
     found = {item.check: item.status for item in examine(tiny)}

@@ -35,8 +35,8 @@ from draftkeep.serve.engine.request import Request
 from draftkeep.serve.sealing import PublishingSealer
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.compactor import Compactor
-from draftkeep.store.drafter import cold_drafter
-from draftkeep.store.models import TargetModel, load_target
+from draftkeep.store.models.drafter import cold_drafter
+from draftkeep.store.models.target import TargetModel, load_target
 from draftkeep.store.rewriter import merge, random_serial, rewrite_erased
 from draftkeep.store.storage_local import LocalStorage
 from draftkeep.store.sweeper import Sweeper

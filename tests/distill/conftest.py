@@ -32,10 +32,10 @@ from draftkeep.kernels.processors import log_softmax64, process
 from draftkeep.kernels.sampling import Sampling
 from draftkeep.policies import names
 from draftkeep.policies.keyring import Keyring
-from draftkeep.store.drafter import Drafter
-from draftkeep.store.drafter_network import build_network, copy_first_layers, drafter_config
-from draftkeep.store.manifest import Manifest
-from draftkeep.store.models import TargetModel, load_target
+from draftkeep.store.models.drafter import Drafter
+from draftkeep.store.models.drafter_network import build_network, copy_first_layers, drafter_config
+from draftkeep.store.models.manifest import Manifest
+from draftkeep.store.models.target import TargetModel, load_target
 from draftkeep.store.registry import Registry
 from tests.clock import Clock
 from tests.deployment import RETENTION, START_S, Deployment

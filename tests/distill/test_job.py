@@ -28,8 +28,8 @@ from draftkeep.ingest.trace import Provenance, Trace
 from draftkeep.kernels.sampling import Sampling
 from draftkeep.policies.signing import SigningKey
 from draftkeep.store.anchors import GATE, read_anchor
-from draftkeep.store.drafter import cold_drafter, load_drafter, save_drafter
 from draftkeep.store.erasure import erase_subject
+from draftkeep.store.models.drafter import cold_drafter, load_drafter, save_drafter
 from draftkeep.store.schema import jobs, lineage
 from tests.deployment import TTL_S
 from tests.distill.conftest import EOS, VOCAB, Workshop, deploy, serve

@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 from draftkeep.distill.learner import Learner
 from draftkeep.distill.selection import Opened
 from draftkeep.errors import ModelError, StoreError
-from draftkeep.store.drafter import Drafter
+from draftkeep.store.models.drafter import Drafter
 from tests.distill.conftest import GREEDY, VOCAB, make_trace, toy_drafter
 
 BIGRAMS = torch.tensor([[0.0, 1.0], [2.0, 0.0]])

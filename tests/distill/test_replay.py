@@ -18,8 +18,8 @@ from draftkeep.distill.selection import Opened
 from draftkeep.ingest.trace import Finish, Trace
 from draftkeep.kernels.noise import gumbel
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.store.drafter import Drafter
-from draftkeep.store.manifest import Manifest
+from draftkeep.store.models.drafter import Drafter
+from draftkeep.store.models.manifest import Manifest
 from tests.distill.conftest import EOS, GREEDY, VOCAB, make_trace, serve, toy_drafter
 
 

@@ -20,7 +20,7 @@ from draftkeep.distill.recipe import Recipe
 from draftkeep.distill.selection import Opened
 from draftkeep.distill.trainer import Trainer, TrainProgress, TrainResult
 from draftkeep.errors import ModelError, StoreError
-from draftkeep.store.drafter import Drafter
+from draftkeep.store.models.drafter import Drafter
 from tests.distill.conftest import VOCAB, toy_drafter
 
 STEPS = 12

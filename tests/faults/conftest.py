@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from draftkeep.serve.node import Node
-from draftkeep.store.models import TargetModel
+from draftkeep.store.models.target import TargetModel
 from tests.faults.house import House
 from tests.serve.conftest import fresh_target as fresh_target
 from tests.serve.conftest import gate as gate

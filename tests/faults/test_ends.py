@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from draftkeep.kernels.sampling import Sampling
 from draftkeep.serve.engine.drafting import DraftModel
 from draftkeep.serve.engine.request import Finish, Finished
-from draftkeep.store.models import TargetModel
+from draftkeep.store.models.target import TargetModel
 from tests.faults.house import (
     CHAT,
     COMPLETIONS,

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from draftkeep.kernels.sampling import Sampling
 from draftkeep.serve.engine.request import RowStep, StepReport
 from draftkeep.serve.metrics import Metrics
-from draftkeep.store.models import TargetModel
+from draftkeep.store.models.target import TargetModel
 from tests.faults.house import CHAT, COMPLETIONS, House
 from tests.faults.plain import plain_output
 from tests.serve.script import Script

@@ -16,10 +16,10 @@ from draftkeep.ingest.codec import encode_body
 from draftkeep.ingest.tables import RemapTable
 from draftkeep.kernels.sampling import Sampling
 from draftkeep.policies.signing import SigningKey
-from draftkeep.store.drafter import save_drafter
-from draftkeep.store.drafter_files import sign_drafter
-from draftkeep.store.fingerprint import fingerprints, tokenizer_fingerprint
-from draftkeep.store.manifest import Manifest
+from draftkeep.store.models.drafter import save_drafter
+from draftkeep.store.models.drafter_files import sign_drafter
+from draftkeep.store.models.fingerprint import fingerprints, tokenizer_fingerprint
+from draftkeep.store.models.manifest import Manifest
 from tests.distill.conftest import EOS, VOCAB, serve, toy_drafter, toy_target
 from tests.formats import reader_draws, reader_files
 from tests.formats.reader_body import decode_body

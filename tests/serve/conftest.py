@@ -11,8 +11,8 @@ import pytest
 from draftkeep.policies.signing import SigningKey
 from draftkeep.serve.node import Node
 from draftkeep.store.anchors import GATE, publish_anchor
-from draftkeep.store.drafter import cold_drafter, save_drafter
-from draftkeep.store.models import TargetModel, load_target
+from draftkeep.store.models.drafter import cold_drafter, save_drafter
+from draftkeep.store.models.target import TargetModel, load_target
 from tests.clock import Clock
 from tests.serve.lab import Lab
 from tests.serve.station import Station, StepGate, configuration

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from draftkeep.serve.follow import load_draft_model
-from draftkeep.store.models import TargetModel, load_target
+from draftkeep.store.models.target import TargetModel, load_target
 
 # Passes of different width round differently, in bfloat16 by up to a few hundredths of a logit.
 CLEAR = 0.5

@@ -11,7 +11,7 @@ from draftkeep.errors import ConfigError
 from draftkeep.ingest.kafka_topic import create_topic
 from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.serve.node import Node
-from draftkeep.store.models import TargetModel
+from draftkeep.store.models.target import TargetModel
 from tests.ingest.steady import arrived
 from tests.services.kafka import Kafka
 

@@ -15,7 +15,7 @@ from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.policies.keyring import Keyring
 from draftkeep.serve import node as node_module
 from draftkeep.serve.node import Node
-from draftkeep.store.models import TargetModel
+from draftkeep.store.models.target import TargetModel
 from draftkeep.store.nodes import node_public
 from draftkeep.store.periods import load_periods
 from tests.serve.station import slow_log, wait_for

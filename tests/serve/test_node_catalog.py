@@ -17,7 +17,7 @@ from draftkeep.serve.catalog_wait import wait_for_catalog
 from draftkeep.serve.node import Node
 from draftkeep.store import database
 from draftkeep.store.catalog import Catalog
-from draftkeep.store.models import TargetModel
+from draftkeep.store.models.target import TargetModel
 from draftkeep.store.nodes import enrol_node, node_public
 from tests.clock import Clock
 from tests.serve.station import Station, configuration, wait_for

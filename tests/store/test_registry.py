@@ -11,9 +11,9 @@ from draftkeep.errors import ConflictError, DeniedError, ModelError
 from draftkeep.policies.signing import SigningKey
 from draftkeep.store import schema
 from draftkeep.store.catalog import Catalog
-from draftkeep.store.drafter_files import check_signature, write_files
 from draftkeep.store.jobs import JobInput, start_job
-from draftkeep.store.manifest import Manifest
+from draftkeep.store.models.drafter_files import check_signature, write_files
+from draftkeep.store.models.manifest import Manifest
 from draftkeep.store.registry import EVERYONE, Registry
 
 GATE = SigningKey(b"g" * 32)

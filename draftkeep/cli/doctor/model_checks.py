@@ -7,7 +7,7 @@ from draftkeep.cli.doctor.finding import Finding
 from draftkeep.config import Config
 
 if TYPE_CHECKING:
-    from draftkeep.store.models import TargetModel
+    from draftkeep.store.models.target import TargetModel
 
 
 def check_device(config: Config) -> Finding:
@@ -37,7 +37,7 @@ def check_device(config: Config) -> Finding:
 
 def load_configured(config: Config) -> "TargetModel":
     """The configured target. Raises ModelError."""
-    from draftkeep.store.models import load_target
+    from draftkeep.store.models.target import load_target
 
     model = config.model
     return load_target(model.target, device=model.device, dtype=model.dtype)
@@ -73,7 +73,7 @@ def check_drafter(config: Config, *, target: Callable[[], "TargetModel"]) -> Fin
     """
     from draftkeep.store.anchors import GATE, read_anchor
     from draftkeep.store.catalog import Catalog
-    from draftkeep.store.drafter import load_drafter
+    from draftkeep.store.models.drafter import load_drafter
     from draftkeep.store.registry import Registry, scope_of
 
     drafts = "drafts from its own text" if config.serve.floor == "ngram" else "does not speculate"

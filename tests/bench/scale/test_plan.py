@@ -85,8 +85,8 @@ def test_the_parts_stand_in_the_order_in_which_they_stop() -> None:
 def test_the_page_takes_the_newest_rows_and_says_what_is_assumed(tmp_path: Path) -> None:
     results, page = tmp_path / "results", tmp_path / "page.md"
     results.mkdir()
-    row = {"date": "2026-01-02T03:04", "unit": "ms", "conditions": {}}
-    row["conditions"] = {"at": 1000, "curve": {"100": 9, "1000": 3}}
+    conditions = {"at": 1000, "curve": {"100": 9, "1000": 3}}
+    row = {"date": "2026-01-02T03:04", "unit": "ms", "conditions": conditions}
     rows = [
         row | {"metric": "sealed_seal", "value": 7},
         row | {"metric": "sealed_seal", "value": 123},
@@ -100,7 +100,7 @@ def test_the_page_takes_the_newest_rows_and_says_what_is_assumed(tmp_path: Path)
     assert "| sealing a trace | 123 µs | `scale.jsonl` `sealed_seal`, 2026-01-02 |" in text
     assert "not measured yet: assumed" in text
     assert "| `sealed_seal` | ms | 1,000 | -, -, 9, -, 3 | 1.25 |" in text
-    assert "| a trace's row and indexes | 9 B |" in text
+    assert "a trace's row and indexes | 9 B |" in text
     found = newest(results)
     assert values_of(found)["seal"] == 123
     assert load_table(values_of(found)) in text

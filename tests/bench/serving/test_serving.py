@@ -18,7 +18,7 @@ from draftkeep.cli.demo.workload import DOMAINS
 from draftkeep.errors import DraftkeepError, InputError
 from draftkeep.ingest.trace import Finish, TopK, Trace
 from draftkeep.kernels.sampling import Sampling
-from draftkeep.store.models import load_target
+from draftkeep.store.models.target import load_target
 
 
 def _trace(tokens: Any) -> Any:

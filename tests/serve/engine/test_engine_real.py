@@ -18,8 +18,8 @@ from draftkeep.kernels.sampling import Sampling
 from draftkeep.serve.engine.drafting import DraftModel
 from draftkeep.serve.engine.engine import Engine
 from draftkeep.serve.engine.lookahead import Speculation
-from draftkeep.store.drafter import cold_drafter
-from draftkeep.store.models import TargetModel, load_target
+from draftkeep.store.models.drafter import cold_drafter
+from draftkeep.store.models.target import TargetModel, load_target
 from tests.serve.lab import NEAR_TIE
 from tests.serve.script import Script
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from draftkeep.serve.engine.drafting import DraftModel
-from draftkeep.store.models import TargetModel
+from draftkeep.store.models.target import TargetModel
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 PROMPT = "How many rows"

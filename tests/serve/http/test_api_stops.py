@@ -9,7 +9,7 @@ import torch
 
 from draftkeep.serve.engine.drafting import DraftModel
 from draftkeep.serve.engine.request import Finish
-from draftkeep.store.models import TargetModel
+from draftkeep.store.models.target import TargetModel
 
 COMPLETIONS = "/v1/completions"
 LENGTH = 24

@@ -16,8 +16,8 @@ from draftkeep.serve.engine.drafting import DraftModel
 from draftkeep.serve.http import answering
 from draftkeep.serve.http.obfuscation import BUCKET_BYTES
 from draftkeep.serve.http.pacing import Pacer
-from draftkeep.store.drafter import cold_drafter
-from draftkeep.store.models import TargetModel
+from draftkeep.store.models.drafter import cold_drafter
+from draftkeep.store.models.target import TargetModel
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HEADERS = {"Authorization": "Bearer key-of-acme"}

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from draftkeep.serve.http.detokenize import REPLACEMENT, Detokenizer
-from draftkeep.store.models import load_target
+from draftkeep.store.models.target import load_target
 
 SPECIALS = ["<|end|>", "<|start|>"]
 

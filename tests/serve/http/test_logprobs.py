@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from draftkeep.serve.engine.request import TokenLogprob
 from draftkeep.serve.http.choice_text import Piece
 from draftkeep.serve.http.logprobs import LOWEST, TokenBytes, chat_logprobs, completion_logprobs
-from draftkeep.store.models import load_target
+from draftkeep.store.models.target import load_target
 
 
 def tokenizer_of(vocab: dict[str, int], decoder: Any, **model: Any) -> Any:

@@ -11,7 +11,7 @@ from draftkeep.serve.http.choice_text import Piece
 from draftkeep.serve.http.logprobs import TokenBytes
 from draftkeep.serve.http.obfuscation import BUCKET_BYTES, Padding
 from draftkeep.serve.http.responses import Reply
-from draftkeep.store.models import load_target
+from draftkeep.store.models.target import load_target
 
 TOKENS = TokenBytes(load_target("tiny").tokenizer)
 VALUES = st.floats(max_value=0) | st.sampled_from([-0.5, -1.0, -1.00004, -9998.99994, -0.0])

@@ -2,7 +2,7 @@
 
 Digest: SHA-256("draftkeep/v1/drafter" || canonical(listing)), where listing is the JSON list of
 [file name, size, hexadecimal SHA-256] of every file but `signature`, sorted by name, and canonical
-is the encoding of `draftkeep.store.fingerprint`. The gate signs
+is the encoding of `draftkeep.store.models.fingerprint`. The gate signs
 "draftkeep/v1/drafter-signature" || digest with Ed25519; `signature` holds the 64 raw bytes.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from draftkeep.errors import ModelError
-from draftkeep.store.fingerprint import canonical
+from draftkeep.store.models.fingerprint import canonical
 
 MANIFEST_FORMAT = 1
 MANIFEST_FILE = "draftkeep.json"

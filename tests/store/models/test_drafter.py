@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from draftkeep.errors import ModelError
 from draftkeep.policies.signing import SigningKey
-from draftkeep.store import tiny
-from draftkeep.store.drafter import (
+from draftkeep.store.models import tiny
+from draftkeep.store.models.drafter import (
     Drafter,
     cold_drafter,
     cost_ratio,
@@ -26,11 +26,11 @@ from draftkeep.store.drafter import (
     save_drafter,
     with_vocab,
 )
-from draftkeep.store.drafter_export import export_full_vocab
-from draftkeep.store.drafter_files import sign_drafter
-from draftkeep.store.drafter_network import drafter_config, lowest_ids, parameters_per_token
-from draftkeep.store.manifest import Manifest, decode_manifest
-from draftkeep.store.models import TargetModel, load_target
+from draftkeep.store.models.drafter_export import export_full_vocab
+from draftkeep.store.models.drafter_files import sign_drafter
+from draftkeep.store.models.drafter_network import drafter_config, lowest_ids, parameters_per_token
+from draftkeep.store.models.manifest import Manifest, decode_manifest
+from draftkeep.store.models.target import TargetModel, load_target
 
 VOCAB = 300
 GATE = SigningKey(b"g" * 32)

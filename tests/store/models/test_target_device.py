@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from draftkeep.errors import ModelError
-from draftkeep.store.models import load_target
+from draftkeep.store.models.target import load_target
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

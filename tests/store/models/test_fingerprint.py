@@ -15,8 +15,12 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from draftkeep.errors import ModelError
-from draftkeep.store import fingerprint
-from draftkeep.store.fingerprint import fingerprints, target_fingerprint, tokenizer_fingerprint
+from draftkeep.store.models import fingerprint
+from draftkeep.store.models.fingerprint import (
+    fingerprints,
+    target_fingerprint,
+    tokenizer_fingerprint,
+)
 
 TOKENIZER: dict[str, Any] = {
     "version": "1.0",

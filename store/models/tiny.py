@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from draftkeep.files import new_directory
-from draftkeep.store.tiny_text import dialogues
+from draftkeep.store.models.tiny_text import dialogues
 
 _SEED = 7
 _VOCAB = 512

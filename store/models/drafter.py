@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from draftkeep.errors import ModelError
-from draftkeep.store.drafter_files import (
+from draftkeep.store.models.drafter_files import (
     CONFIG_FILE,
     TOKENIZER_FILES,
     WEIGHTS_FILE,
@@ -24,7 +24,7 @@ from draftkeep.store.drafter_files import (
     read_verified,
     write_files,
 )
-from draftkeep.store.drafter_network import (
+from draftkeep.store.models.drafter_network import (
     build_network,
     check_family,
     check_vocab_ids,
@@ -33,15 +33,15 @@ from draftkeep.store.drafter_network import (
     lowest_ids,
     parameters_per_token,
 )
-from draftkeep.store.fingerprint import tokenizer_fingerprint
-from draftkeep.store.manifest import (
+from draftkeep.store.models.fingerprint import tokenizer_fingerprint
+from draftkeep.store.models.manifest import (
     MANIFEST_FILE,
     SIGNATURE_FILE,
     Manifest,
     decode_manifest,
 )
-from draftkeep.store.models import TargetModel
-from draftkeep.store.servable import check_servable, read_config
+from draftkeep.store.models.servable import check_servable, read_config
+from draftkeep.store.models.target import TargetModel
 
 VOCAB_TENSOR = "draftkeep.vocab_ids"
 _EMBEDDING = "model.embed_tokens.weight"

@@ -6,7 +6,7 @@ from pathlib import Path
 from draftkeep.errors import ModelError
 from draftkeep.files import new_directory, write_file
 from draftkeep.policies.signing import verify
-from draftkeep.store.manifest import (
+from draftkeep.store.models.manifest import (
     MANIFEST_FILE,
     SIGNATURE_FILE,
     digest_of,

@@ -19,10 +19,10 @@ from transformers import (
 
 from draftkeep.errors import ModelError
 from draftkeep.files import new_directory
-from draftkeep.store import models, smollm2, tiny
-from draftkeep.store.models import default_cache_dir, load_target
-from draftkeep.store.servable import check_servable, read_config
-from draftkeep.store.tiny_text import dialogues
+from draftkeep.store.models import smollm2, tiny
+from draftkeep.store.models.servable import check_servable, read_config
+from draftkeep.store.models.target import default_cache_dir, load_target, main
+from draftkeep.store.models.tiny_text import dialogues
 
 
 def _quantised() -> PretrainedConfig:
@@ -136,11 +136,11 @@ def test_installing_prints_one_line(
 ) -> None:
     (tmp_path / "smollm2").mkdir()
     monkeypatch.setenv("DRAFTKEEP_CACHE", str(tmp_path))
-    assert models.main(["smollm2"]) == 0
+    assert main(["smollm2"]) == 0
     out, err = capsys.readouterr()
     assert out == f"smollm2 is ready in {tmp_path / 'smollm2'}\n"
     assert err == ""
-    assert models.main(["no such name"]) == 1
+    assert main(["no such name"]) == 1
     assert "no target named" in capsys.readouterr().err
 
 
@@ -213,7 +213,7 @@ def test_a_new_directory_yields_to_one_that_came_first(tmp_path: Path) -> None:
     not (default_cache_dir() / "smollm2").is_dir(), reason="smollm2 is not converted here"
 )
 def test_the_packaged_target_loads_and_its_drafter_is_cheap() -> None:
-    from draftkeep.store.drafter import cold_drafter, cost_ratio
+    from draftkeep.store.models.drafter import cold_drafter, cost_ratio
 
     target = load_target("smollm2")
     assert target.vocab == 49152

@@ -10,8 +10,8 @@ import safetensors.torch
 
 from draftkeep.errors import ModelError
 from draftkeep.files import new_directory
-from draftkeep.store.drafter import Drafter
-from draftkeep.store.drafter_files import CONFIG_FILE, TOKENIZER_FILES, WEIGHTS_FILE
+from draftkeep.store.models.drafter import Drafter
+from draftkeep.store.models.drafter_files import CONFIG_FILE, TOKENIZER_FILES, WEIGHTS_FILE
 
 
 def export_full_vocab(drafter: Drafter, directory: Path) -> None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftkeep.store.drafter import Drafter, cold_drafter
-from draftkeep.store.models import TargetModel, load_target
-from draftkeep.store.tiny_text import dialogues
+from draftkeep.store.models.drafter import Drafter, cold_drafter
+from draftkeep.store.models.target import TargetModel, load_target
+from draftkeep.store.models.tiny_text import dialogues
 
 PAD = 0
 HELD_OUT = 32

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from draftkeep.errors import ModelError
 from draftkeep.policies.signing import SigningKey
-from draftkeep.store import tiny
-from draftkeep.store.drafter import VOCAB_TENSOR, cold_drafter, load_drafter, save_drafter
-from draftkeep.store.drafter_files import read_verified, sign_drafter, write_files
-from draftkeep.store.models import load_target
+from draftkeep.store.models import tiny
+from draftkeep.store.models.drafter import VOCAB_TENSOR, cold_drafter, load_drafter, save_drafter
+from draftkeep.store.models.drafter_files import read_verified, sign_drafter, write_files
+from draftkeep.store.models.target import load_target
 
 GATE = SigningKey(b"g" * 32)
 

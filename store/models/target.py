@@ -1,7 +1,7 @@
 """Targets: finding, converting and loading the served model.
 
 A target is `smollm2` (packaged, converted once), `tiny` (a seeded toy, built once), a directory
-made by `save_pretrained`, or a hub name. `python -m draftkeep.store.models NAME` does the
+made by `save_pretrained`, or a hub name. `python -m draftkeep.store.models.target NAME` does the
 one-time work of the first two.
 """
 
@@ -21,10 +21,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from draftkeep.errors import ModelError
-from draftkeep.store.fingerprint import fingerprints
-from draftkeep.store.servable import check_servable, read_config
-from draftkeep.store.smollm2 import convert_smollm2
-from draftkeep.store.tiny import build_tiny
+from draftkeep.store.models.fingerprint import fingerprints
+from draftkeep.store.models.servable import check_servable, read_config
+from draftkeep.store.models.smollm2 import convert_smollm2
+from draftkeep.store.models.tiny import build_tiny
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _DTYPES = {
