@@ -107,6 +107,7 @@ class Node:
             on_step=self.metrics.step,
         )
         self._keyring = open_keyring(config, clock=clock)
+        self._outbox: Outbox | None = None
         self._deadlines = self._keep_deadlines()
         self.catalog, self._outbox = self._open(patience)
         self.registry = Registry(self.catalog, config.state_dir / "drafters")
@@ -231,9 +232,16 @@ class Node:
         """Begun before anything is waited for: a deadline waits for nobody."""
         if self._keyring is None:
             return None
-        deadlines = KeyDeadlines(self._keyring, clock=self._clock, every_s=KEEP_HOUSE_S)
+        deadlines = KeyDeadlines(
+            self._keyring, forget=self._forget, clock=self._clock, every_s=KEEP_HOUSE_S
+        )
         deadlines.start()
         return deadlines
+
+    def _forget(self) -> None:
+        """What the sealer remembers of periods that are over; there is none before the catalog."""
+        if self._outbox is not None:
+            self._outbox.sealer.sweep()
 
     def _open(self, patience: Patience) -> tuple[Catalog, Outbox | None]:
         """The catalog, and the way of the traces. Closes the keyring where that is refused."""
@@ -260,7 +268,6 @@ class Node:
     def _make_housekeeper(self) -> Housekeeper:
         return Housekeeper(
             self._drops,
-            None if self._outbox is None else self._outbox.sealer,
             self._keyring,
             self.catalog,
             look=lambda: self.engine_thread.alive,

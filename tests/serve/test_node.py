@@ -15,6 +15,7 @@ from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.policies.keyring import Keyring
 from draftkeep.serve import node as node_module
 from draftkeep.serve.node import Node
+from draftkeep.serve.sealing import PublishingSealer
 from draftkeep.store.models import TargetModel
 from draftkeep.store.nodes import node_public
 from draftkeep.store.periods import load_periods
@@ -196,6 +197,23 @@ def test_deadlines_do_not_wait_for_the_follower(
     monkeypatch.setattr(Keyring, "destroy_expired", watched)
     stations(serve={"follow_s": 3600}, capture={"enabled": False})
     assert due.wait(60)
+
+
+def test_what_the_sealer_remembers_goes_with_the_keys_and_waits_for_no_catalog(
+    stations: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_module, "KEEP_HOUSE_S", 0.01)
+    swept, sweep, by = threading.Event(), PublishingSealer.sweep, set()
+
+    def watched(self: PublishingSealer) -> None:
+        sweep(self)
+        by.add(threading.current_thread().name)
+        swept.set()
+
+    monkeypatch.setattr(PublishingSealer, "sweep", watched)
+    stations()
+    assert swept.wait(60)
+    assert by == {"key deadlines"}
 
 
 @pytest.mark.parametrize("enabled", [True, False])
