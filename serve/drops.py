@@ -1,5 +1,7 @@
 """DropReporter: a node's counts of lost traces, brought into the catalog for the audit."""
 
+import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -9,6 +11,8 @@ from draftkeep.serve.capture import Capture
 from draftkeep.serve.problems import reason_of
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.drops import add_drops
+
+_log = logging.getLogger(__name__)
 
 
 class DropReporter:
@@ -39,3 +43,16 @@ class DropReporter:
         else:
             self._reported = counts
             self._outage.worked(time.monotonic())
+
+    def report_last(self, timeout_s: float) -> bool:
+        """As `report`, for `timeout_s` at most; what is not written down by then is logged.
+
+        False where it is still under way.
+        """
+        reporting = threading.Thread(target=self.report, name="last report", daemon=True)
+        reporting.start()
+        reporting.join(timeout_s)
+        left = Counter(self._capture.drops()) - self._reported
+        if left:
+            _log.warning("what was dropped and is not written down: %s", dict(left))
+        return not reporting.is_alive()

@@ -151,7 +151,8 @@ class Node:
         """Stop the engine, deliver what was captured, and close every file.
 
         A log that hangs holds this up for `DRAIN_TIMEOUT_S` at most; what it did not take by then
-        is counted as dropped. A part that is still at work after `END_TIMEOUT_S` keeps keyring,
+        is counted as dropped. A catalog does for `END_TIMEOUT_S`; drops that it did not take by
+        then are logged. A part that is still at work after `END_TIMEOUT_S` keeps keyring,
         catalog and log open under it; they are left to the end of the process then. What had been
         captured is delivered all the same.
         """
@@ -162,9 +163,10 @@ class Node:
             return
         if self._outbox is not None:
             self._outbox.close(DRAIN_TIMEOUT_S)
-        self._drops.report()
+        reported = self._drops.report_last(END_TIMEOUT_S)
         self._close_keys()
-        self.catalog.close()
+        if reported:
+            self.catalog.close()
 
     @property
     def alive(self) -> bool:
@@ -291,7 +293,7 @@ class Node:
         if self._outbox is not None:
             self._outbox.emitter.close(DRAIN_TIMEOUT_S)
         if _HOUSEKEEPING not in at_work:
-            self._drops.report()
+            self._drops.report_last(END_TIMEOUT_S)
 
     def _end(self) -> list[str]:
         """Stop everything that runs; the names of what is still at work after `END_TIMEOUT_S`."""

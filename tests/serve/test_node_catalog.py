@@ -181,3 +181,24 @@ def test_a_node_ends_though_an_erasure_waits_for_a_frozen_catalog(
     server.thaw()
     asking.join()
     assert station.node.errands.join(60)
+
+
+def test_a_node_ends_though_a_frozen_catalog_takes_no_report_of_its_drops(
+    frozen: Callable[[float], Any],
+    server: Postgres,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(node_module, "END_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(node_module, "KEEP_HOUSE_S", 3600)
+    node = frozen(3600).node
+    node.capture.expired(3)
+    closing = threading.Thread(target=node.close)
+    closing.start()
+    closing.join(60)
+    ended = not closing.is_alive()
+    server.thaw()
+    closing.join()
+    wait_for(lambda: "last report" not in {thread.name for thread in threading.enumerate()})
+    assert ended
+    assert "what was dropped and is not written down: {'log_expired': 3}" in caplog.messages
