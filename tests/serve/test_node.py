@@ -83,6 +83,20 @@ def test_a_counter_that_fails_costs_no_trace(
     assert station.node.capture.pending == 0
 
 
+def test_without_its_keyring_a_node_serves_and_says_what_stays_undone(
+    stations: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = tmp_path / "state" / "keys"
+    keys.mkdir(parents=True)
+    (keys / "keyring.db").write_bytes(b"no database " * 500)
+    station = stations()
+    station.chat(max_tokens=2)
+    assert station.node.capture.drops() == {"unavailable": 1}
+    said = [message for message in caplog.messages if "serving without a keyring" in message]
+    assert len(said) == 1
+    assert "no expired key is destroyed until a start can open it: keyring.db: " in said[0]
+
+
 def test_close_delivers_what_waits(
     stations: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
