@@ -41,8 +41,10 @@ class Breaker:
         self._open_until_s = None
 
     def failed(self, now_s: float) -> None:
-        """A try went wrong."""
+        """A try went wrong. One that had begun before it opened lengthens no pause."""
         self._failures += 1
+        if self.wait_s(now_s) > 0:
+            return
         if self._failures >= self._threshold:
             self._open_until_s = now_s + self._pause_s
             self._pause_s = min(2 * self._pause_s, self._max_pause_s)

@@ -146,7 +146,7 @@ class KafkaConfig(_Password):
     compacted records up to that moment go with it); or `compacted`, as soon as they are in shards.
     """
 
-    servers: tuple[str, ...] = ()
+    servers: tuple[Annotated[str, Field(pattern=r"^[^/@\s,]+:[0-9]{1,5}$")], ...] = ()
     topic: str = Field(default="draftkeep-traces", pattern=r"^[a-zA-Z0-9._-]{1,249}$")
     group: str = Field(default="draftkeep-compactor", min_length=1)
     ca_file: Path | None = None

@@ -19,6 +19,7 @@ from kafka.structs import OffsetAndMetadata
 
 from draftkeep.errors import StoreError
 from draftkeep.ingest.kafka_client import KafkaAccess, words_of
+from draftkeep.ingest.kafka_topic_state import no_topic
 
 SESSION_S = 10.0
 # How long a member may go without asking for its partitions before others get them.
@@ -104,7 +105,8 @@ class KafkaGroup:
     def assigned(self) -> frozenset[int]:
         """The partitions that are this member's, as far as it knows; none before it has joined.
 
-        Raises StoreError while the brokers cannot be reached or refuse; it goes on trying.
+        Raises StoreError while the brokers cannot be reached or refuse, or there is no such topic;
+        it goes on trying.
         """
         with self._lock:
             self._asked_s = time.monotonic()
@@ -139,8 +141,11 @@ class KafkaGroup:
                 consumer.poll(timeout_ms=_POLL_MS)
                 assigned = frozenset(item.partition for item in consumer.assignment())
                 self._tell(consumer, assigned)
+                # The library waits for a topic that is not there without a word.
+                missing = not assigned and not consumer.partitions_for_topic(self._topic_name)
+                failure = no_topic(self._topic_name) if missing else None
                 with self._lock:
-                    self._assigned, self._failure = assigned, None
+                    self._assigned, self._failure = assigned, failure
             except Exception as error:
                 # A fault of the library, too: a member whose thread ended would hold on to
                 # partitions in silence.

@@ -67,10 +67,14 @@ class KafkaLog:
             access, topic_name, budget_bytes=budget_bytes, deadline_s=deadline_s
         )
         self._closed = False
-        cluster = self._reach(lambda admin: str(admin.describe_cluster()["cluster_id"]))
-        self._identity = PartitionId(
-            cluster=cluster, topic_id=self._topic_id(), partition=partition
-        )
+        try:
+            cluster = self._reach(lambda admin: str(admin.describe_cluster()["cluster_id"]))
+            self._identity = PartitionId(
+                cluster=cluster, topic_id=self._topic_id(), partition=partition
+            )
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def name(self) -> str:

@@ -103,7 +103,7 @@ def require_topic_id(admin: Any, topic_name: str) -> str:
     """As `find_topic_id`; raises StoreError where there is no such topic."""
     topic_id = find_topic_id(admin, topic_name)
     if topic_id is None:
-        raise _no_topic(topic_name)
+        raise no_topic(topic_name)
     return topic_id
 
 
@@ -114,7 +114,7 @@ def require_partitions(admin: Any, topic_name: str) -> tuple[int, ...]:
     except KafkaError as error:
         raise _not_looked_at(topic_name, error) from error
     if found is None:
-        raise _no_topic(topic_name)
+        raise no_topic(topic_name)
     return tuple(sorted(item["partition_index"] for item in found["partitions"]))
 
 
@@ -165,12 +165,19 @@ def _settings(admin: Any, kind: str, name: str) -> dict[str, str]:
     try:
         answer = admin.describe_configs([ConfigResource(kind, name)], config_filter="all")
     except KafkaError as error:
-        raise StoreError(
-            f"the settings of {kind.lower()} {name} cannot be read ({type(error).__name__}: "
-            f"{error}); check that it exists, and that this user may DESCRIBE_CONFIGS"
-        ) from error
+        raise _not_read(kind, name, f"{type(error).__name__}: {error}") from error
     entries = answer[kind.lower()][name]
+    if not entries:
+        # How the library (3.0.12) tells of a refusal.
+        raise _not_read(kind, name, "the brokers tell none")
     return {key: str(entry["value"]) for key, entry in entries.items()}
+
+
+def _not_read(kind: str, name: str, reason: str) -> StoreError:
+    return StoreError(
+        f"the settings of {kind.lower()} {name} cannot be read ({reason}); check that it exists, "
+        "and that this user may DESCRIBE_CONFIGS"
+    )
 
 
 def _describe(admin: Any, topic_name: str) -> dict[str, Any] | None:
@@ -186,7 +193,8 @@ def _describe(admin: Any, topic_name: str) -> dict[str, Any] | None:
     return dict(found)
 
 
-def _no_topic(topic_name: str) -> StoreError:
+def no_topic(topic_name: str) -> StoreError:
+    """What to say where there is no topic of a name."""
     return StoreError(
         f"there is no topic {topic_name}; make it with draftkeep topic create, or correct "
         "kafka.topic"

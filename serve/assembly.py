@@ -86,7 +86,11 @@ def open_keyring(config: Config, *, clock: Callable[[], float]) -> Keyring | Non
     try:
         return Keyring.open(config.keys_path, retention=config.retention, clock=clock)
     except Exception as error:
-        _log.error("serving without a keyring, so without capture: %s", reason_of(error))
+        _log.error(
+            "serving without a keyring, so without capture; no expired key is destroyed until a "
+            "start can open it: %s",
+            reason_of(error),
+        )
         return None
 
 

@@ -5,24 +5,22 @@ from collections.abc import Callable
 from draftkeep.policies.keyring import Keyring
 from draftkeep.serve.chores import Chores
 from draftkeep.serve.drops import DropReporter
-from draftkeep.serve.sealing import PublishingSealer
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.periods import publish_periods
 
 
 class Housekeeper(Chores):
-    """Publishes deadlines, lets the sealer forget what is over, unlinks what expired in the log,
-    looks whether the engine still comes round, and reports drops.
+    """Publishes deadlines, unlinks what expired in the log, looks whether the engine still comes
+    round, and reports drops.
 
-    Every `every_s` seconds in a thread of its own, so that no engine, drafter or log can hold it
-    up. `sealer`, `keyring` and `expire_log` are None where the node has none; `look` logs an engine
-    that stalls.
+    Every `every_s` seconds in a thread of its own, so that no engine or drafter can hold it up. A
+    catalog can, which is why nothing here is what a key waits for. `keyring` and `expire_log` are
+    None where the node has none; `look` logs an engine that stalls.
     """
 
     def __init__(
         self,
         drops: DropReporter,
-        sealer: PublishingSealer | None,
         keyring: Keyring | None,
         catalog: Catalog,
         *,
@@ -35,8 +33,6 @@ class Housekeeper(Chores):
             chores.append(
                 ("publishing deadlines", lambda: publish_periods(catalog, keyring.periods()))
             )
-        if sealer is not None:
-            chores.append(("sweeping the sealer", sealer.sweep))
         if expire_log is not None:
             chores.append(("expiring the log", expire_log))
         chores.append(("looking at the engine", look))

@@ -107,6 +107,7 @@ class Node:
             on_step=self.metrics.step,
         )
         self._keyring = open_keyring(config, clock=clock)
+        self._outbox: Outbox | None = None
         self._deadlines = self._keep_deadlines()
         self.catalog, self._outbox = self._open(patience)
         self.registry = Registry(self.catalog, config.state_dir / "drafters")
@@ -150,7 +151,8 @@ class Node:
         """Stop the engine, deliver what was captured, and close every file.
 
         A log that hangs holds this up for `DRAIN_TIMEOUT_S` at most; what it did not take by then
-        is counted as dropped. A part that is still at work after `END_TIMEOUT_S` keeps keyring,
+        is counted as dropped. A catalog does for `END_TIMEOUT_S`; drops that it did not take by
+        then are logged. A part that is still at work after `END_TIMEOUT_S` keeps keyring,
         catalog and log open under it; they are left to the end of the process then. What had been
         captured is delivered all the same.
         """
@@ -161,9 +163,10 @@ class Node:
             return
         if self._outbox is not None:
             self._outbox.close(DRAIN_TIMEOUT_S)
-        self._drops.report()
+        reported = self._drops.report_last(END_TIMEOUT_S)
         self._close_keys()
-        self.catalog.close()
+        if reported:
+            self.catalog.close()
 
     @property
     def alive(self) -> bool:
@@ -231,9 +234,16 @@ class Node:
         """Begun before anything is waited for: a deadline waits for nobody."""
         if self._keyring is None:
             return None
-        deadlines = KeyDeadlines(self._keyring, clock=self._clock, every_s=KEEP_HOUSE_S)
+        deadlines = KeyDeadlines(
+            self._keyring, forget=self._forget, clock=self._clock, every_s=KEEP_HOUSE_S
+        )
         deadlines.start()
         return deadlines
+
+    def _forget(self) -> None:
+        """What the sealer remembers of periods that are over; there is none before the catalog."""
+        if self._outbox is not None:
+            self._outbox.sealer.sweep()
 
     def _open(self, patience: Patience) -> tuple[Catalog, Outbox | None]:
         """The catalog, and the way of the traces. Closes the keyring where that is refused."""
@@ -260,7 +270,6 @@ class Node:
     def _make_housekeeper(self) -> Housekeeper:
         return Housekeeper(
             self._drops,
-            None if self._outbox is None else self._outbox.sealer,
             self._keyring,
             self.catalog,
             look=lambda: self.engine_thread.alive,
@@ -284,7 +293,7 @@ class Node:
         if self._outbox is not None:
             self._outbox.emitter.close(DRAIN_TIMEOUT_S)
         if _HOUSEKEEPING not in at_work:
-            self._drops.report()
+            self._drops.report_last(END_TIMEOUT_S)
 
     def _end(self) -> list[str]:
         """Stop everything that runs; the names of what is still at work after `END_TIMEOUT_S`."""

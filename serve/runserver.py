@@ -19,7 +19,7 @@ from draftkeep.errors import ConfigError
 from draftkeep.files import write_file
 from draftkeep.serve.catalog_wait import StoppedError, wait_for_catalog
 from draftkeep.serve.http.app import build_app
-from draftkeep.serve.node import Node
+from draftkeep.serve.node import END_TIMEOUT_S, Node
 
 # What is still under way when the grace is over is cancelled; it has this long to notice.
 CANCEL_S = 1
@@ -46,8 +46,6 @@ def serve(config: Config) -> None:
                 server.run(sockets=[listener])
             finally:
                 _log.info("stopping")
-                loader.stop()
-                loader.join()
                 loader.close()
     _log.info("stopped")
 
@@ -90,12 +88,15 @@ class _Server(uvicorn.Server):
 
 
 class _Loader(threading.Thread):
-    """Loads the node beside the server, which answers meanwhile that it is not ready."""
+    """Loads the node beside the server, which answers meanwhile that it is not ready.
+
+    A load that hangs ends with the process: nothing was captured yet.
+    """
 
     def __init__(
         self, config: Config, app: FastAPI, server: _Server, listener: socket.socket
     ) -> None:
-        super().__init__(name="loader")
+        super().__init__(name="loader", daemon=True)
         self._config = config
         self._app = app
         self._server = server
@@ -126,13 +127,14 @@ class _Loader(threading.Thread):
         self._app.state.waits_for = "the catalog cannot be reached yet"
         return wait_for_catalog(self._config, self._ending, attempt)
 
-    def stop(self) -> None:
-        """Wait for no catalog any more."""
-        self._ending.set()
-
     def close(self) -> None:
         """Close what was built, and raise what kept the rest from being built."""
+        self._ending.set()
+        self.join(END_TIMEOUT_S)
         (self._config.state_dir / "serve.json").unlink(missing_ok=True)
+        if self.is_alive():
+            _log.warning("the node is still being loaded, and is left to the end of the process")
+            return
         if self._node is not None:
             self._node.close()
         if self._failure is not None:

@@ -80,5 +80,15 @@ def connect(
     asking = make_conninfo(conninfo, **parameters)
     connection = AnsweringConnection.connect(asking, context=context)
     connection.quiet_s = quiet_s
-    connection.asking = asking
+    connection.asking = make_conninfo(asking, **_place_of(connection))
     return connection
+
+
+def _place_of(connection: AnsweringConnection) -> dict[str, str]:
+    """Which of the servers that were named, or that a name stands for, the connection has.
+
+    Another's answer, or its refusal, would say nothing of this one.
+    """
+    server = connection.pgconn
+    found = {"host": server.host, "hostaddr": server.hostaddr, "port": server.port}
+    return {name: value.decode() for name, value in found.items() if value}

@@ -1,7 +1,9 @@
 """Drops: traces that were to be kept and were lost. Counts only, by source, reason and hour."""
 
+from collections import Counter
 from collections.abc import Mapping
 
+import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from draftkeep.store.database import insert
@@ -30,3 +32,11 @@ def add_drops(connection: Connection, source: str, counts: Mapping[str, int], at
                 set_={"count": drops.c.count + statement.excluded["count"]},
             )
         )
+
+
+def drop_totals(connection: Connection, source: str) -> Counter[str]:
+    """How many traces `source` has dropped in all, by reason."""
+    row = drops.c
+    query = sa.select(row.reason, sa.func.sum(row.count)).where(row.source == source)
+    found = connection.execute(query.group_by(row.reason))
+    return Counter({reason: int(count) for reason, count in found})

@@ -23,6 +23,13 @@ def test_it_opens_at_the_threshold_and_pauses_longer_each_time() -> None:
     assert pauses == [1.0, 2.0, 4.0, 5.0, 5.0]
 
 
+def test_what_fails_in_one_row_opens_it_once() -> None:
+    breaker = Breaker(threshold=3, pause_s=1.0, max_pause_s=60.0)
+    for _ in range(64):
+        breaker.failed(10.0)
+    assert breaker.wait_s(10.0) == 1.0
+
+
 def test_a_success_closes_it_and_forgets() -> None:
     breaker = Breaker(threshold=1, pause_s=1.0)
     breaker.failed(0.0)

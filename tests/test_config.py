@@ -189,6 +189,12 @@ def test_a_kafka_login_without_tls_or_password_is_refused(settings: dict[str, st
     assert "tell-nobody" not in str(caught.value)
 
 
+@pytest.mark.parametrize("server", ["broker-1", "broker-1:http", "kafka://broker-1:9092", ""])
+def test_a_broker_is_a_host_and_a_port(server: str) -> None:
+    with pytest.raises(ConfigError, match=r"kafka\.servers"):
+        load_config(None, {"DRAFTKEEP_KAFKA__SERVERS": f'["{server}"]'})
+
+
 @pytest.mark.parametrize(
     "url", ["s3://", "s3://UPPER/x", "gs://traces/x", "s3://key:secret@traces/x", "/shards"]
 )

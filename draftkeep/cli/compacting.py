@@ -114,7 +114,8 @@ class _Turns:
                 self._work.catalog,
                 self._work.storage,
                 clock=time.time,
-                stopped=lambda: self._stop.is_set() or time.monotonic() > until_s,
+                enough=lambda: time.monotonic() > until_s,
+                stopped=self._stop.is_set,
             )
         kept.failures[:0] = failures
         return done, kept

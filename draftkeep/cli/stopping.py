@@ -1,5 +1,6 @@
 """SIGTERM and SIGINT as a wish to end, for a command that runs until it is told to."""
 
+import _thread
 import signal
 import threading
 from collections.abc import Iterator
@@ -16,7 +17,8 @@ def stop_event() -> Iterator[threading.Event]:
     before = {number: signal.getsignal(number) for number in _SIGNALS}
 
     def stop(_number: int, _frame: FrameType | None) -> None:
-        event.set()
+        # Not in this thread: it may have been interrupted with the event's own lock in hand.
+        _thread.start_new_thread(event.set, ())
         for number, handler in before.items():
             signal.signal(number, handler)
 

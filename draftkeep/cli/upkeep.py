@@ -6,8 +6,6 @@ Harmless where another process does the same: whoever is second leaves the rest 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from draftkeep.config import Config
 from draftkeep.distill.resume import drop_contaminated
 from draftkeep.errors import ConflictError, DraftkeepError, StoreError
@@ -37,27 +35,28 @@ def do_upkeep(
     storage: Storage,
     *,
     clock: Callable[[], float],
+    enough: Callable[[], bool] = lambda: False,
     stopped: Callable[[], bool] = lambda: False,
 ) -> UpkeepReport:
     """Sweep what expired, rewrite erased rows, delete in the topic, drop checkpoints, merge.
 
     Deadlines come first, then erasures; merging, which frees nobody's data, comes last. Shards that
-    are not this catalog's are left alone. `stopped` ends rewriting and merging between two shards.
+    are not this catalog's are left alone. `enough` ends rewriting and merging between two shards;
+    so does `stopped`, after which no chore is begun either: each may wait for what does not answer.
     """
     report = UpkeepReport()
-    ours = _try(report, "claiming the shards", lambda: _claim(catalog, storage))
 
-    def sweep() -> dict[str, int]:
-        swept = Sweeper(catalog, storage, clock=clock).run_once()
-        return {
-            "shards_expired": swept.shards,
-            "shards_missing": len(swept.missing),
-            "orphans_removed": swept.orphans,
-        }
+    def attempt(what: str, chore: Callable[[], dict[str, int]]) -> bool:
+        return not stopped() and _try(report, what, chore)
+
+    def ended() -> bool:
+        return enough() or stopped()
+
+    ours = attempt("claiming the shards", lambda: _claim(catalog, storage))
 
     def rewrite() -> dict[str, int]:
         report = rewrite_erased(
-            catalog, storage, now_s=clock(), new_serial=random_serial, stopped=stopped
+            catalog, storage, now_s=clock(), new_serial=random_serial, stopped=ended
         )
         return {"rows_rewritten_away": report.rows_removed, "shards_damaged": report.damaged}
 
@@ -74,17 +73,17 @@ def do_upkeep(
             target_bytes=TARGET_SHARD_BYTES,
             now_s=clock(),
             new_serial=random_serial,
-            stopped=stopped,
+            stopped=ended,
         )
         return {"shards_damaged": merged.damaged}
 
     if ours:
-        _try(report, "sweeping", sweep)
-        _try(report, "rewriting erased rows", rewrite)
-    _try(report, "deleting in the topic", delete_in_topic)
-    _try(report, "removing checkpoints", drop_checkpoints)
+        attempt("sweeping", lambda: _sweep(Sweeper(catalog, storage, clock=clock)))
+        attempt("rewriting erased rows", rewrite)
+    attempt("deleting in the topic", delete_in_topic)
+    attempt("removing checkpoints", drop_checkpoints)
     if ours:
-        _try(report, "merging", join)
+        attempt("merging", join)
     return report
 
 
@@ -98,7 +97,8 @@ def _try(report: UpkeepReport, what: str, chore: Callable[[], dict[str, int]]) -
     except StoreError as error:
         report.failures.append(error)
         return False
-    except (DraftkeepError, OSError, SQLAlchemyError) as error:
+    except Exception as error:
+        # A fault of ours or of a library, too: whoever waits for the others is not to pay for it.
         report.failures.append(StoreError(f"{what} failed: {_reason(error)}"))
         return False
     for name, count in done.items():
@@ -109,13 +109,22 @@ def _try(report: UpkeepReport, what: str, chore: Callable[[], dict[str, int]]) -
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"{error.strerror or type(error).__name__}: {error.filename or 'no path given'}"
-    # Of a database's error the type alone: its words may quote values.
+    # Of any other error the type alone: its words may quote values.
     return str(error) if isinstance(error, DraftkeepError) else type(error).__name__
 
 
 def _claim(catalog: Catalog, storage: Storage) -> dict[str, int]:
     claim(catalog, storage)
     return {}
+
+
+def _sweep(sweeper: Sweeper) -> dict[str, int]:
+    swept = sweeper.run_once()
+    return {
+        "shards_expired": swept.shards,
+        "shards_missing": len(swept.missing),
+        "orphans_removed": swept.orphans,
+    }
 
 
 def _delete_in_topic(config: Config, catalog: Catalog, *, now_s: float) -> dict[str, int]:

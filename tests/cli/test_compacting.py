@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,9 @@ from draftkeep.ingest.record import encode_record
 from draftkeep.store import schema
 from draftkeep.store.anchors import ISSUER, publish_anchor
 from draftkeep.store.offsets import stored_offsets
+from tests.serve.station import wait_for
 from tests.services.kafka import Kafka
+from tests.services.postgres import running_postgres
 from tests.services.processes import Service
 from tests.store.conftest import World, make_world
 
@@ -33,17 +35,18 @@ class Deployment:
     def __init__(self, kafka: Kafka, topic: str, world: World) -> None:
         self.kafka, self.topic, self.world = kafka, topic, world
         self.config = world.root / "config.toml"
+        self.freeze: Callable[[], None] = lambda: None
         self.create()
         publish_anchor(world.root, ISSUER, world.keyring.issuer_public)
 
     def create(self) -> None:
         create_topic(self.kafka.access, self.topic, partitions=2, replicas=1, ttl_s=86_400)
 
-    def configure(self, delete_records: str) -> None:
+    def configure(self, delete_records: str, parameters: str = "") -> None:
         self.config.write_text(f"""
             state_dir = "{self.world.root}"
             [catalog]
-            url = "{self.world.catalog_url.replace("+psycopg", "")}"
+            url = "{self.world.catalog_url.replace("+psycopg", "")}{parameters}"
             [kafka]
             servers = {json.dumps(self.kafka.access.servers)}
             topic = "{self.topic}"
@@ -138,6 +141,59 @@ def test_a_member_outlives_an_outage_shows_its_lag_and_leaves(
     assert [deployment.bounds(partition) for partition in (0, 1)] == [(0, 3), (0, 2)]
     with deployment.kafka.access.admin() as admin:
         (group,) = admin.describe_groups([deployment.topic]).values()
+    assert group["members"] == []
+
+
+# The command, which believes a silent statement for a moment and says when it no longer does.
+HASTY = """
+import sys
+from functools import partial
+from draftkeep.cli import main
+from draftkeep.store import answers, database
+
+ask = answers.AnsweringConnection._answers
+
+def asking(connection):
+    print("asking", file=sys.stderr, flush=True)
+    return ask(connection)
+
+answers.AnsweringConnection._answers = asking
+database.make_engine = partial(database.make_engine, quiet_s=0.3)
+main()
+"""
+
+
+@pytest.fixture
+def frozen(kafka_broker: Kafka, kafka_topic: str, tmp_path: Path) -> Iterator[Deployment]:
+    """One whose PostgreSQL a test may freeze."""
+    with running_postgres() as server:
+        world = make_world(tmp_path, server.create_database())
+        deployment = Deployment(kafka_broker, kafka_topic, world)
+        deployment.freeze = server.freeze
+        yield deployment
+        server.thaw()
+        world.close()
+
+
+def test_a_member_that_is_told_to_end_waits_for_no_frozen_catalog(
+    frozen: Deployment, tmp_path: Path
+) -> None:
+    frozen.configure("erasure", "?connect_timeout=2")
+    frozen.append(0, 3)
+    log = tmp_path / "member.log"
+    _, _, _, *arguments = frozen.command("compact", "--every", "0.3")
+    member = Service([sys.executable, "-c", HASTY, *arguments], log=log, env=ENV)
+    try:
+        member.until(lambda: frozen.stored() == 3, "the member")
+        frozen.freeze()
+        member.until(lambda: "asking" in log.read_text(), "the member")
+        member.ask_to_end()
+        wait_for(lambda: not member.running)
+    finally:
+        member.kill()
+    assert "Traceback" not in log.read_text()
+    with frozen.kafka.access.admin() as admin:
+        (group,) = admin.describe_groups([frozen.topic]).values()
     assert group["members"] == []
 
 

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -124,6 +124,7 @@ def test_a_member_keeps_deadlines_though_it_was_never_told_its_part(past: World)
         PermissionError(13, "Permission denied", "/state/jobs/lock"),
         sa.exc.IntegrityError("INSERT", None, Exception("a value")),
         ConfigError("the password's file cannot be read"),
+        KeyError("a value"),
     ],
 )
 def test_whatever_fails_outside_is_said_with_its_chore_and_stops_no_other(
@@ -140,6 +141,29 @@ def test_whatever_fails_outside_is_said_with_its_chore_and_stops_no_other(
     assert said.startswith("removing checkpoints failed: ")
     assert "a value" not in said
     assert len(world.files()) == 1
+
+
+def test_whoever_is_told_to_end_begins_no_other_chore(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    def watched(name: str) -> Callable[..., None]:
+        def chore(*_: object, **__: object) -> None:
+            told.append(name)
+            raise StoreError("it did not answer for 20 s")
+
+        return chore
+
+    for name in ("claim", "delete_owed_records", "drop_contaminated"):
+        monkeypatch.setattr(upkeep, name, watched(name))
+    config = configured(world, f"[kafka]\nservers = {NOBODY}\n")
+    parts = (config, world.catalog, world.storage)
+    do_upkeep(*parts, clock=world.clock)
+    assert told == ["claim", "delete_owed_records", "drop_contaminated"]
+    told.clear()
+    do_upkeep(*parts, clock=world.clock, stopped=lambda: bool(told))
+    assert told == ["claim"]
 
 
 def test_shards_of_another_catalog_are_left_alone_and_the_other_chores_done(world: World) -> None:

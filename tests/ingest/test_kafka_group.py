@@ -140,6 +140,29 @@ def test_a_broker_that_was_never_there_is_said_and_tried_again(
     until(lambda: answer() == "0, 1, 2, 3")
 
 
+def test_a_topic_that_is_not_there_yet_is_said_and_waited_for(
+    kafka_broker: Kafka, kafka_topic: str
+) -> None:
+    member = KafkaGroup(kafka_broker.access, kafka_topic, kafka_topic, session_s=SESSION_S)
+    said: set[str] = set()
+
+    def told() -> bool:
+        try:
+            return member.assigned() == EVERYTHING
+        except StoreError as error:
+            said.add(str(error))
+            return False
+
+    try:
+        until(lambda: told() or bool(said))
+        create_topic(kafka_broker.access, kafka_topic, partitions=4, replicas=1, ttl_s=86_400)
+        until(told)
+    finally:
+        member.leave()
+    assert len(said) == 1
+    assert f"there is no topic {kafka_topic}; make it" in said.pop()
+
+
 def test_the_partitions_of_a_topic(kafka_broker: Kafka, topic: str) -> None:
     with kafka_broker.access.admin() as admin:
         assert require_partitions(admin, topic) == (0, 1, 2, 3)

@@ -17,6 +17,7 @@ from draftkeep.ingest.kafka_log import KafkaLog
 from draftkeep.ingest.kafka_retention import TopicRetention, read_retention
 from draftkeep.ingest.kafka_topic import create_topic, topic_settings
 from draftkeep.ingest.kafka_writer import KafkaWriter
+from tests.ingest.steady import wait_for
 from tests.services.broker_properties import FAST_RETENTION, SHORT_LIVED, Scram
 from tests.services.kafka import Kafka
 
@@ -274,9 +275,11 @@ def test_a_fault_of_the_library_costs_no_budget(
     writer.close()
 
 
-def test_a_topic_that_is_not_there_is_named(kafka_broker: Kafka) -> None:
+def test_a_topic_that_is_not_there_is_named_and_no_connection_kept(kafka_broker: Kafka) -> None:
+    before = set(threading.enumerate())
     with pytest.raises(StoreError, match="there is no topic nowhere"):
         KafkaLog(kafka_broker.access, "nowhere")
+    wait_for(lambda: set(threading.enumerate()) <= before)
 
 
 def test_only_who_knows_the_password_gets_in(

@@ -6,6 +6,7 @@ Deadlines of keys wait for none of it.
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,17 +16,19 @@ from draftkeep.config import RetentionConfig
 from draftkeep.errors import StoreError
 from draftkeep.ingest.trace import Provenance
 from draftkeep.policies.keyring import Keyring
+from draftkeep.policies.signing import SigningKey
 from draftkeep.serve import housekeeping
 from draftkeep.serve.capture import Capture
 from draftkeep.serve.drops import DropReporter
 from draftkeep.serve.housekeeping import Housekeeper
 from draftkeep.serve.key_deadlines import KeyDeadlines
+from draftkeep.serve.sealing import PublishingSealer
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.schema import drops, periods
 from tests.clock import Clock
 from tests.serve.station import wait_for
 
-TTL_S = 400
+PERIOD_S, TTL_S = 100, 400
 PROVENANCE = Provenance(
     tenant="acme",
     subject=None,
@@ -47,7 +50,7 @@ class House:
         self.clock = clock
         self.looks: list[float] = []
         self.unread = 3
-        retention = RetentionConfig(period_s=100, ttl_s=TTL_S)
+        retention = RetentionConfig(period_s=PERIOD_S, ttl_s=TTL_S)
         self.keyring = Keyring.open(directory / "keys", retention=retention, clock=clock)
         self.catalog = Catalog.open(directory / "catalog.db")
         self.period_id = self.keyring.ensure_period("acme", clock()).period_id
@@ -59,14 +62,22 @@ class House:
         capture.decline("never")
         self.housekeeper = Housekeeper(
             DropReporter(capture, self.catalog, node="node-1", clock=clock),
-            None,
             self.keyring,
             self.catalog,
             look=lambda: self.looks.append(clock()),
             expire_log=self.expire_log,
             every_s=0.01,
         )
-        self.deadlines = KeyDeadlines(self.keyring, clock=clock, every_s=0.01)
+        self.sealer = PublishingSealer(
+            self.keyring.node_keys(),
+            "node-1",
+            SigningKey(b"s" * 32),
+            catalog=self.catalog,
+            clock=clock,
+        )
+        self.deadlines = KeyDeadlines(
+            self.keyring, forget=self.sealer.sweep, clock=clock, every_s=0.01
+        )
 
     def expire_log(self) -> None:
         expired, self.unread = self.unread, 0
@@ -123,12 +134,17 @@ def test_a_deadline_does_not_wait_for_a_database_that_gives_no_answer(
         asked.set()
         go.wait()
 
+    created = replace(PROVENANCE, created_s=int(house.clock()))
+    house.sealer.seal(b"body", created, prompt_tokens=1, positions=1)
     monkeypatch.setattr(housekeeping, "publish_periods", hangs)
     house.housekeeper.start()
     house.deadlines.start()
     assert asked.wait(60)
-    house.clock.now_s += TTL_S
+    assert len(house.sealer._shares) == 1
     try:
+        house.clock.now_s += PERIOD_S
+        wait_for(lambda: house.sealer._shares == {})
+        house.clock.now_s += TTL_S - PERIOD_S
         wait_for(lambda: not house.holds_key)
     finally:
         go.set()

@@ -15,6 +15,7 @@ from draftkeep.ingest.sqlite_log import SqliteLog
 from draftkeep.policies.keyring import Keyring
 from draftkeep.serve import node as node_module
 from draftkeep.serve.node import Node
+from draftkeep.serve.sealing import PublishingSealer
 from draftkeep.store.models.target import TargetModel
 from draftkeep.store.nodes import node_public
 from draftkeep.store.periods import load_periods
@@ -80,6 +81,20 @@ def test_a_counter_that_fails_costs_no_trace(
     station.chat(max_tokens=2)
     assert len(station.captured()) == 1
     assert station.node.capture.pending == 0
+
+
+def test_without_its_keyring_a_node_serves_and_says_what_stays_undone(
+    stations: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = tmp_path / "state" / "keys"
+    keys.mkdir(parents=True)
+    (keys / "keyring.db").write_bytes(b"no database " * 500)
+    station = stations()
+    station.chat(max_tokens=2)
+    assert station.node.capture.drops() == {"unavailable": 1}
+    said = [message for message in caplog.messages if "serving without a keyring" in message]
+    assert len(said) == 1
+    assert "no expired key is destroyed until a start can open it: keyring.db: " in said[0]
 
 
 def test_close_delivers_what_waits(
@@ -196,6 +211,23 @@ def test_deadlines_do_not_wait_for_the_follower(
     monkeypatch.setattr(Keyring, "destroy_expired", watched)
     stations(serve={"follow_s": 3600}, capture={"enabled": False})
     assert due.wait(60)
+
+
+def test_what_the_sealer_remembers_goes_with_the_keys_and_waits_for_no_catalog(
+    stations: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_module, "KEEP_HOUSE_S", 0.01)
+    swept, sweep, by = threading.Event(), PublishingSealer.sweep, set()
+
+    def watched(self: PublishingSealer) -> None:
+        sweep(self)
+        by.add(threading.current_thread().name)
+        swept.set()
+
+    monkeypatch.setattr(PublishingSealer, "sweep", watched)
+    stations()
+    assert swept.wait(60)
+    assert by == {"key deadlines"}
 
 
 @pytest.mark.parametrize("enabled", [True, False])

@@ -7,16 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from draftkeep.config import Config, RetentionConfig
 from draftkeep.errors import StoreError
 from draftkeep.policies.keyring import Keyring
 from draftkeep.serve import assembly
 from draftkeep.serve import node as node_module
+from draftkeep.serve.capture import Capture
 from draftkeep.serve.catalog_wait import wait_for_catalog
+from draftkeep.serve.drops import DropReporter
 from draftkeep.serve.node import Node
 from draftkeep.store import database
 from draftkeep.store.catalog import Catalog
+from draftkeep.store.drops import drop_totals
 from draftkeep.store.models.target import TargetModel
 from draftkeep.store.nodes import enrol_node, node_public
 from tests.clock import Clock
@@ -181,3 +185,44 @@ def test_a_node_ends_though_an_erasure_waits_for_a_frozen_catalog(
     server.thaw()
     asking.join()
     assert station.node.errands.join(60)
+
+
+def test_a_node_ends_though_a_frozen_catalog_takes_no_report_of_its_drops(
+    frozen: Callable[[float], Any],
+    server: Postgres,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(node_module, "END_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(node_module, "KEEP_HOUSE_S", 3600)
+    node = frozen(3600).node
+    node.capture.expired(3)
+    closing = threading.Thread(target=node.close)
+    closing.start()
+    closing.join(60)
+    ended = not closing.is_alive()
+    server.thaw()
+    closing.join()
+    wait_for(lambda: "last report" not in {thread.name for thread in threading.enumerate()})
+    assert ended
+    assert "what was dropped and is not written down: {'log_expired': 3}" in caplog.messages
+
+
+def test_drops_whose_commit_got_no_answer_are_counted_once(server: Postgres, clock: Clock) -> None:
+    url = server.create_database()
+    Catalog.connect(url).close()
+    catalog = Catalog(database.make_engine(f"{url}?connect_timeout=2", quiet_s=0.3))
+    for restarted, counted in ((False, 5), (True, 10)):
+        capture = Capture(
+            None, context_tokens=8, chat_template_hash=bytes(32), on_problem=lambda *_: None
+        )
+        capture.expired(5)
+        reporter = DropReporter(capture, catalog, node="node-1", clock=clock)
+        if not restarted:
+            sa.event.listen(catalog.engine, "commit", lambda _: server.freeze(), once=True)
+        reporter.report()
+        server.thaw()
+        reporter.report()
+        with catalog.read() as connection:
+            assert drop_totals(connection, "node-1") == {"log_expired": counted}
+    catalog.close()

@@ -173,6 +173,30 @@ def test_the_grace_ends_by_itself_or_at_a_second_signal(
     assert server.process.wait(60) == 0
 
 
+def test_a_signal_ends_a_node_whose_model_cannot_be_read_to_the_end(tmp_path: Path) -> None:
+    # Who opens it waits for ever for somebody who writes, as on a mount that hangs.
+    hanging = tmp_path / "model"
+    hanging.mkdir()
+    os.mkfifo(hanging / "config.json")
+    config = tmp_path / "config.toml"
+    config.write_text(
+        f'state_dir = "{tmp_path}"\nmodel = {{target = "{hanging}"}}\n[serve]\nport = 0'
+    )
+    command = [sys.executable, "-m", "draftkeep", "serve", "--config", str(config)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        while "loading the model" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0
+    assert "the node is still being loaded" in said
+
+
 def test_a_full_disk_costs_traces_and_a_signal_costs_nothing(server: Server) -> None:
     before = [server.ask(seed) for seed in range(4)]
     assert server.capture() == {

@@ -12,6 +12,7 @@ from draftkeep.store import database, schema
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.drops import add_drops
 from tests.services.postgres import Postgres, running_postgres
+from tests.services.processes import free_port
 
 QUIET_S = 0.3
 
@@ -92,6 +93,24 @@ def test_a_server_that_freezes_before_the_commit_is_given_up_and_says_for_how_lo
 
     with pytest.raises(StoreError, match=r"did not answer for \d+ s"):
         write_and_freeze()
+
+
+def test_another_of_several_servers_does_not_answer_for_the_one_that_is_frozen(
+    server: Postgres,
+) -> None:
+    url = sa.make_url(server.create_database())
+    Catalog.connect(url.render_as_string()).close()
+    # The second refuses at once.
+    both = {"host": "127.0.0.1,127.0.0.1", "port": f"{server.port},{free_port()}"}
+    several = url.set(host="", port=None, query={**both, "connect_timeout": "2"})
+    catalog = Catalog(database.make_engine(several.render_as_string(), quiet_s=QUIET_S))
+    sa.event.listen(catalog.engine, "begin", lambda _connection: server.freeze())
+    try:
+        with pytest.raises(StoreError, match="did not answer for"):
+            write(catalog)
+    finally:
+        server.thaw()
+        catalog.close()
 
 
 def test_a_statement_may_take_as_long_as_it_likes_while_the_server_answers(hasty: Catalog) -> None:
