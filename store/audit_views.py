@@ -119,8 +119,7 @@ VIEWS = {
     "offsets": "SELECT cluster, name, topic, partition, next, changed_s FROM _offsets",
     "dead_letters": """
         SELECT reason, detail, lower(hex(sha256)) AS sha256, count, tenant,
-               lower(hex(alias)) AS alias, cluster, topic, partition, "offset", seen_s, expiry_s,
-               kept_bytes > 0 AS kept
+               lower(hex(alias)) AS alias, cluster, topic, partition, "offset", seen_s, expiry_s
         FROM _dead_letters
     """,
 }
@@ -169,8 +168,7 @@ REPORTS = {
     "losses": """
         SELECT 'drop' AS kind, source, reason, sum(count)::BIGINT AS traces
         FROM drops GROUP BY ALL
-        UNION ALL SELECT CASE WHEN kept THEN 'dead letter' ELSE 'dead letter, only its digest' END,
-               cluster, reason, sum(count)::BIGINT
+        UNION ALL SELECT 'dead letter', cluster, reason, sum(count)::BIGINT
         FROM dead_letters GROUP BY ALL
         UNION ALL SELECT 'gap', cluster, 'not in the log', sum(next - first)::BIGINT
         FROM gaps GROUP BY ALL

@@ -284,9 +284,9 @@ class Compactor:
             rows.sort(key=_row_key)
             insert_many(connection, trace_ids, rows)
         dead = [item for item in plan.refused if item.reason not in COUNTED_ONLY]
-        add_dead_letters(connection, dead, log=offset.identity, now_s=now_s)
+        without_room = add_dead_letters(connection, dead, log=offset.identity, now_s=now_s)
         counted = Counter(str(item.reason) for item in plan.refused if item.reason in COUNTED_ONLY)
-        add_drops(connection, "compactor", counted, now_s)
+        add_drops(connection, "compactor", counted + without_room, now_s)
         erased = [item.offset for item in plan.refused if item.reason is Refusal.ERASED]
         if erased:
             note_erased(connection, offset.identity, max(erased) + 1)

@@ -1,10 +1,11 @@
 """Dead letters: records that were refused, kept sealed with the reason until they expire.
 
-Whoever can write to the log can make them, so all of a catalog together are bounded. Beyond the
-bound a record is kept by its digest, reason and count alone.
+Whoever can write to the log can make them, so all of a catalog together are bounded. What finds no
+room is counted by its reason alone.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable
 
 import sqlalchemy as sa
@@ -20,6 +21,8 @@ DEAD_LETTER_TTL_S = 7 * 86400
 # What the records of a catalog's dead letters may take together, each with `ROW_BYTES` for its row.
 DEAD_LETTER_BYTES = 64 * 1024**2
 ROW_BYTES = 1024
+# The largest that the column holds.
+_MOST = 2**31 - 1
 
 
 def add_dead_letters(
@@ -28,30 +31,38 @@ def add_dead_letters(
     *,
     log: PartitionId,
     now_s: float,
-) -> None:
-    """Keep refused records. The same bytes for the same reason add to one row's count.
+) -> Counter[str]:
+    """Keep refused records; returns how many found no room, by reason.
 
-    Each is kept until the expiry in its header, where that can be read, and no longer than a trace
-    that is sealed now.
+    The same bytes for the same reason add to one row's count. Each is kept until the expiry in its
+    header, where that can be read, and no longer than a trace that is sealed now.
     """
     # In one order for all: rows are locked until the commit, and writers must not form a ring.
     ordered = sorted(refused, key=lambda item: (str(item.reason), item.data))
+    without_room: Counter[str] = Counter()
     if not ordered:
-        return
+        return without_room
     free_bytes = DEAD_LETTER_BYTES - _kept_bytes(connection)
     latest_s = int(now_s) + _ttl_s(connection)
+    row = dead_letters.c
+    once_more = {"count": sa.case((row.count < _MOST, row.count + 1), else_=_MOST)}
     cluster, topic_id, partition = log
     for item in ordered:
-        header, record = item.header, item.data
+        header, record, reason = item.header, item.data, str(item.reason)
+        digest = hashlib.sha256(record).digest()
         size_bytes = len(record) + ROW_BYTES
-        keep = size_bytes <= free_bytes
+        if size_bytes > free_bytes:
+            again = sa.update(dead_letters).where(row.reason == reason, row.sha256 == digest)
+            if not connection.execute(again.values(once_more)).rowcount:
+                without_room[reason] += 1
+            continue
         statement = insert(connection, dead_letters).values(
-            reason=str(item.reason),
+            reason=reason,
             detail=item.detail,
-            sha256=hashlib.sha256(record).digest(),
+            sha256=digest,
             count=1,
-            record=record if keep else b"",
-            kept_bytes=size_bytes if keep else 0,
+            record=record,
+            kept_bytes=size_bytes,
             tenant=None if header is None else header.tenant,
             alias=None if header is None else header.alias,
             cluster=cluster,
@@ -63,19 +74,18 @@ def add_dead_letters(
         )
         count = connection.scalar(
             statement.on_conflict_do_update(
-                index_elements=["reason", "sha256"], set_={"count": dead_letters.c.count + 1}
-            ).returning(dead_letters.c.count)
+                index_elements=["reason", "sha256"], set_=once_more
+            ).returning(row.count)
         )
-        if keep and count == 1:
+        if count == 1:
             free_bytes -= size_bytes
+    return without_room
 
 
 def _kept_bytes(connection: Connection) -> int:
     """What the records take that are kept, under a lock: two writers must not fill one room."""
     connection.execute(sa.select(identity.c.id).with_for_update())
-    size = dead_letters.c.kept_bytes
-    # By its index, whose entries above 0 the bound keeps few.
-    return int(connection.scalar(sa.select(sa.func.sum(size)).where(size > 0)) or 0)
+    return int(connection.scalar(sa.select(sa.func.sum(dead_letters.c.kept_bytes))) or 0)
 
 
 def _ttl_s(connection: Connection) -> int:

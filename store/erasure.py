@@ -207,22 +207,20 @@ def carry_out(connection: Connection, erasure_id: bytes, now_s: float) -> None:
     jobs = contaminate_jobs(connection, erasure_id, drafters)
     stone, trace, row = tombstones.c, trace_ids.c, erasures.c
     aliases = sa.select(sa.func.count()).where(stone.erasure == erasure_id).scalar_subquery()
-    traces = (
-        sa.select(sa.func.count())
-        .where(
-            stone.erasure == erasure_id,
-            stone.kind == "alias",
-            stone.value == trace.alias,
-            stone.period_id == trace.period_id,
-        )
-        .scalar_subquery()
+    covered = sa.select(sa.func.count()).where(
+        stone.erasure == erasure_id,
+        stone.kind == "alias",
+        stone.value == trace.alias,
+        stone.period_id == trace.period_id,
     )
+    traces = connection.scalar(covered) or 0
     connection.execute(
         sa.update(erasures)
         .where(row.id == erasure_id)
         .values(
             aliases=aliases,
-            traces=traces,
+            # Those that have expired since are in no count any more, and were erased all the same.
+            traces=sa.case((row.traces < traces, traces), else_=row.traces),
             drafters_quarantined=row.drafters_quarantined + newly,
             channels_moved=row.channels_moved + moved,
             jobs_contaminated=row.jobs_contaminated + jobs,

@@ -119,8 +119,7 @@ gaps = Table(
 )
 
 # Records that were refused, as they came, sealed. `count` is how often the same bytes came.
-# `kept_bytes` is what a row takes of the bound on all of them; where it is 0 the bound was reached,
-# and `record` is empty.
+# `kept_bytes` is what a row takes of the bound on all of them.
 dead_letters = Table(
     "dead_letters",
     metadata,

@@ -7,6 +7,7 @@ from draftkeep.errors import KeyDestroyedError
 from draftkeep.ingest.record import SealedTrace
 from draftkeep.store import schema
 from draftkeep.store.jobs import end_job, is_contaminated, start_job
+from draftkeep.store.sweeper import Sweeper
 from tests.deployment import PERIOD_S, TTL_S
 from tests.store.conftest import HookedCatalog, World, ids
 from tests.store.erasures import add_drafter, erase, input_of, pointed, set_channel, statuses, store
@@ -211,6 +212,15 @@ def test_repeating_it_changes_nothing_and_says_the_same(world: World) -> None:
     assert erase(world) == first
     assert first.known
     assert rows_of_erasures(world) == 1
+
+
+def test_repeating_it_after_the_traces_expired_says_how_many_there_were(world: World) -> None:
+    store(world, world.seal(subject="ann"), world.seal(subject="ann"))
+    first = erase(world)
+    world.clock.now_s += TTL_S + PERIOD_S
+    swept = Sweeper(world.catalog, world.storage, clock=world.clock).run_once()
+    assert (first.traces, swept.trace_ids) == (2, 2)
+    assert erase(world) == first
 
 
 def rows_of_erasures(world: World) -> int:
