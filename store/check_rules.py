@@ -10,6 +10,7 @@ from enum import StrEnum
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from draftkeep.store.periods import past_periods
 from draftkeep.store.schema import (
     channels,
     dead_letters,
@@ -99,8 +100,8 @@ def _erased(now_s: int) -> sa.Select[tuple[object]]:
 
 
 def _past_period(now_s: int) -> sa.Select[tuple[object]]:
-    past = sa.select(periods.c.period_id).where(periods.c.destroy_at_s <= now_s)
-    holding = sa.select(trace_ids.c.shard).where(trace_ids.c.period_id.in_(past))
+    past = trace_ids.c.period_id.in_(past_periods(now_s))
+    holding = sa.select(trace_ids.c.shard).where(past)
     living = shards.c.bucket_s > now_s
     return sa.select(shards.c.name).where(living, shards.c.id.in_(holding))
 

@@ -109,6 +109,16 @@ def period_ids(connection: Connection, tenant: str) -> Sequence[bytes]:
     return connection.scalars(sa.select(row.period_id).where(row.tenant == tenant)).all()
 
 
+def past_periods(now_s: int) -> sa.Select[bytes]:
+    """The ids of periods past their deadline that shards which are not may hold traces of.
+
+    A header expires when its period's first issue said, at the latest: these are the periods whose
+    deadline was shortened since, and not all that ever ended.
+    """
+    row = periods.c
+    return sa.select(row.period_id).where(row.destroy_at_s <= now_s, row.issued_expiry_s > now_s)
+
+
 def _chunks(values: list[bytes]) -> Iterator[list[bytes]]:
     for start in range(0, len(values), CHUNK):
         yield values[start : start + CHUNK]

@@ -15,7 +15,8 @@ from sqlalchemy.engine import Connection
 
 from draftkeep.errors import ConflictError, ShardError
 from draftkeep.store.catalog import CHUNK, Catalog
-from draftkeep.store.schema import periods, shards, trace_ids
+from draftkeep.store.periods import past_periods
+from draftkeep.store.schema import shards, trace_ids
 from draftkeep.store.shard import ShardFile
 from draftkeep.store.shard_merge import merge_groups, merge_tables
 from draftkeep.store.shard_rows import (
@@ -81,7 +82,7 @@ def rewrite_erased(
     """
     with catalog.read() as connection:
         past = sa.select(trace_ids.c.shard).where(
-            trace_ids.c.shard.is_not(None), trace_ids.c.period_id.in_(_past(now_s))
+            trace_ids.c.shard.is_not(None), trace_ids.c.period_id.in_(past_periods(int(now_s)))
         )
         inputs = list_shards(
             connection,
@@ -265,8 +266,4 @@ def _dead_keys(connection: Connection, ids: Sequence[int], now_s: float) -> set[
 
 
 def _dead(now_s: float) -> sa.ColumnElement[bool]:
-    return sa.or_(erased_traces(), trace_ids.c.period_id.in_(_past(now_s)))
-
-
-def _past(now_s: float) -> sa.Select[bytes]:
-    return sa.select(periods.c.period_id).where(periods.c.destroy_at_s <= int(now_s))
+    return sa.or_(erased_traces(), trace_ids.c.period_id.in_(past_periods(int(now_s))))
