@@ -30,6 +30,8 @@ def _interrupt_in(state_dir: Path, journal: str) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
+        # A job in a shell's background ignores Ctrl-C, and its children would.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     path = state_dir / "demo" / journal
     for _ in range(1500):
