@@ -1,5 +1,6 @@
 """The demo on the toy model, through the command line, as a newcomer runs it."""
 
+import fcntl
 import json
 import os
 import signal
@@ -114,6 +115,19 @@ def test_another_model_is_refused_in_a_used_directory(finished: tuple[Path, str]
     assert refused.returncode == 2
     assert "--fresh" in refused.stderr
     assert _report(finished)["model"] == "tiny"
+
+
+def test_a_second_demo_in_a_directory_is_refused_and_deletes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "demo").mkdir()
+    running = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(running, fcntl.LOCK_EX)
+    second = subprocess.run(
+        [*DEMO, str(tmp_path), "--fresh"], capture_output=True, text=True, timeout=60, check=False
+    )
+    os.close(running)
+    assert second.returncode == 2
+    assert "another demo runs" in second.stderr
+    assert (tmp_path / "demo").is_dir()
 
 
 def test_fresh_refuses_a_directory_it_did_not_make(tmp_path: Path) -> None:

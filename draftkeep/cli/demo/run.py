@@ -5,9 +5,13 @@ runs `draftkeep compact` and `draftkeep distill` as the processes they are in pr
 stage's outcome is written down, so an interrupted demo goes on with the stage it was in.
 """
 
+import fcntl
 import json
+import os
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -51,16 +55,17 @@ def run_demo(*, model: str, state_dir: Path, log: str, fresh: bool, console: Con
     `log` is kafka://HOST:PORT, or empty for the node's own log.
     """
     servers = servers_of(log) if log else ()
-    if fresh:
-        _remove(state_dir, console)
-    profile = profile_for(model)
-    config_path = prepare(state_dir, profile, servers)
-    progress = Progress(state_dir / "demo" / "progress.json")
-    if progress.done("audit"):
-        console.print("This demo has already finished; --fresh starts over.")
-    else:
-        _run_stages(profile, config_path, state_dir, progress, console)
-    write_report(state_dir, progress.outcomes, profile, console)
+    with _alone_in(state_dir):
+        if fresh:
+            _empty(state_dir, console)
+        profile = profile_for(model)
+        config_path = prepare(state_dir, profile, servers)
+        progress = Progress(state_dir / "demo" / "progress.json")
+        if progress.done("audit"):
+            console.print("This demo has already finished; --fresh starts over.")
+        else:
+            _run_stages(profile, config_path, state_dir, progress, console)
+        write_report(state_dir, progress.outcomes, profile, console)
 
 
 def _run_stages(
@@ -108,9 +113,26 @@ class Progress:
         write_file(self._path, json.dumps(self.outcomes, indent=1).encode())
 
 
-def _remove(state_dir: Path, console: Console) -> None:
-    if not state_dir.exists():
-        return
+@contextmanager
+def _alone_in(state_dir: Path) -> Iterator[None]:
+    """No second demo in a directory: each would take the other's lines for its own."""
+    state_dir.mkdir(parents=True, exist_ok=True)
+    # The directory itself is locked, which --fresh empties and leaves there.
+    directory = os.open(state_dir, os.O_RDONLY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(directory)
+        raise ConfigError(
+            f"another demo runs in {state_dir}; wait for it, or choose another --state-dir"
+        ) from None
+    try:
+        yield
+    finally:
+        os.close(directory)
+
+
+def _empty(state_dir: Path, console: Console) -> None:
     # Only what a demo made is deleted: a mistyped --state-dir must not cost anybody a directory.
     if any(state_dir.iterdir()) and not (state_dir / "demo").is_dir():
         raise ConfigError(
@@ -124,4 +146,8 @@ def _remove(state_dir: Path, console: Console) -> None:
         except DraftkeepError as error:
             # What it holds is unreadable without the keys that go with the directory.
             console.print(f"Left topic {config.kafka.topic} behind: {error}", markup=False)
-    shutil.rmtree(state_dir)
+    for item in state_dir.iterdir():
+        if item.is_dir() and not item.is_symlink():
+            shutil.rmtree(item)
+        else:
+            item.unlink()

@@ -18,7 +18,8 @@ def traffic_bar(
 
     `budget_s` and `at_least` say how long a round sends, as `traffic.send` has them.
     """
-    least = f", at least {at_least} requests" if at_least else ""
+    least = f", at least {at_least} of them" if at_least else ""
+    console.print(f"Sending up to {requests} requests for {budget_s:.0f} s{least}")
     started = time.monotonic()
     tokens = 0
     with Progress(
@@ -27,7 +28,6 @@ def traffic_bar(
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
         TimeElapsedColumn(),
-        TextColumn(f"sending for {budget_s:.0f} s{least}"),
         console=console,
     ) as bar:
         task = bar.add_task("requests", total=requests, rate="")
