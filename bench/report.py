@@ -51,7 +51,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         bar = None if conditions.get("drafter") == "full" else BARS.get(row["metric"])
         cells = (
             f"`{row['metric']}`",
-            f"{_shown(row['value'])} {row['unit']}".removesuffix(" ratio").removesuffix(" 1"),
+            f"{_shown(row['value'])} {row['unit']}".removesuffix(" ratio"),
             bounds,
             bar.text() if bar else "",
             bar.verdict(row["value"], interval) if bar else "",

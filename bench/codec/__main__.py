@@ -164,7 +164,7 @@ def _report(traces: Sequence[Trace], console: Console) -> tuple[list[Row], bool]
         Row(metric="body and envelope, empty prompt", value=sealed, unit="B/position"),
         Row(metric="Parquet lists, default", value=sizes.parquet, unit="B/position"),
         Row(metric="Parquet lists, zstd", value=sizes.parquet_zstd, unit="B/position"),
-        Row(metric="size ratio", value=sealed / sizes.parquet, unit="1", against=BESIDE),
+        Row(metric="size ratio", value=sealed / sizes.parquet, unit="ratio", against=BESIDE),
         Row(metric="header", value=sizes.header, unit="B/position"),
         Row(metric="prompt ids", value=sizes.prompt, unit="B/position"),
         Row(metric="encapsulation, in the log only", value=sizes.log_only, unit="B/position"),

@@ -71,7 +71,7 @@ class Outcome:
             Row(metric="lost", value=self.lost, unit="traces"),
             Row(metric="doubled", value=self.doubled, unit="traces"),
             Row(metric="rss_growth", value=self.rss_growth_bytes, unit="B", against=before),
-            Row(metric="offer_p99_ratio", value=self.offer_p99_ratio, unit="1", against=before),
+            Row(metric="offer_p99_ratio", value=self.offer_p99_ratio, unit="ratio", against=before),
             Row(metric="first_ack", value=self.first_ack_s, unit="s", against="brokers' return"),
         ]
 
