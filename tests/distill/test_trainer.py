@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,14 +24,6 @@ from draftkeep.store.models.drafter import Drafter
 from tests.distill.conftest import VOCAB, toy_drafter
 
 STEPS = 12
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def _recipe(*, seed: int = 5, steps: int = STEPS, checkpoint_s: float = 1e9) -> Recipe:

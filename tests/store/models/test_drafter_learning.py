@@ -3,10 +3,8 @@
 Shapes: B rows, T positions, D drafter vocabulary, N counted positions.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -18,14 +16,6 @@ PAD = 0
 HELD_OUT = 32
 STEPS = 50
 ROWS = 16
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_greedy_agreement_on_held_out_text_rises_a_lot() -> None:
