@@ -120,13 +120,12 @@ def _alone_in(state_dir: Path) -> Iterator[None]:
     # The directory itself is locked, which --fresh empties and leaves there.
     directory = os.open(state_dir, os.O_RDONLY)
     try:
-        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(directory)
-        raise ConfigError(
-            f"another demo runs in {state_dir}; wait for it, or choose another --state-dir"
-        ) from None
-    try:
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"another demo runs in {state_dir}; wait for it, or choose another --state-dir"
+            ) from None
         yield
     finally:
         os.close(directory)
