@@ -12,7 +12,7 @@ from bench.results import Row, append_rows
 from bench.scale.points import Point, checkpoints
 from bench.scale.run import Run
 
-_PACKAGES = ("cryptography", "duckdb", "psycopg", "pyarrow", "SQLAlchemy")
+_PACKAGES = ("cryptography", "duckdb", "psycopg", "PyNaCl", "pyarrow", "SQLAlchemy")
 
 
 def append(run: Run, phase: str, *, seconds: float, directory: Path) -> None:

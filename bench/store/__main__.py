@@ -45,6 +45,7 @@ _PACKAGES = (
     "pyarrow",
     "SQLAlchemy",
     "psycopg",
+    "PyNaCl",
     "zstandard",
 )
 
