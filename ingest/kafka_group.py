@@ -148,11 +148,12 @@ class KafkaGroup:
                     self._assigned, self._failure = assigned, failure
             except Exception as error:
                 # A fault of the library, too: a member whose thread ended would hold on to
-                # partitions in silence.
-                self._drop(consumer)
-                consumer = None
+                # partitions in silence. Said first: until then whoever asks what is assigned would
+                # hear "nothing" and take it for an answer.
                 with self._lock:
                     self._failure = _explain(self._group, error)
+                self._drop(consumer)
+                consumer = None
                 self._leaving.wait(_PAUSE_S)
         self._drop(consumer)
 

@@ -35,7 +35,8 @@ class Bucket:
     def wait_s(self, amount: int, now_s: float) -> float:
         """Seconds until `amount` can be taken if nobody else takes any; 0 where it can."""
         self._refill(now_s)
-        lacking = amount - self._level
+        # A level a rounding below zero is zero: nobody waits longer than the bucket takes to fill.
+        lacking = min(amount - self._level, float(self.burst))
         return lacking / self._per_s if lacking > _ROUNDING else 0.0
 
     def take(self, amount: int, now_s: float) -> int:

@@ -25,7 +25,8 @@ from draftkeep.store.storage_local import LocalStorage
 from tests.clock import Clock
 
 PERIOD_S, TTL_S = 3600, 7 * 86400
-START_S = 1_800_000_000 // PERIOD_S * PERIOD_S
+# Far ahead of every machine's clock: the age of a real file is told by the hand clock.
+START_S = 4_000_000_000 // PERIOD_S * PERIOD_S
 RETENTION = RetentionConfig(period_s=PERIOD_S, ttl_s=TTL_S)
 
 

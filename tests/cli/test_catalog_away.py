@@ -162,7 +162,7 @@ def test_upkeep_gives_up_a_frozen_catalog(server: Postgres, tmp_path: Path) -> N
     url = server.create_database()
     world = two_captured(tmp_path, url)
     config = load_config(configure(tmp_path, url), {})
-    engine = database.make_engine(f"{url}?connect_timeout=2", quiet_s=0.3)
+    engine = database.make_engine(f"{url}?connect_timeout=2", quiet_s=1)
     catalog = Catalog(engine)
     catalog.reach()
     server.freeze()

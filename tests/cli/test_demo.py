@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+# Two whole demos in the first test, on a machine that may be busy.
+pytestmark = pytest.mark.timeout(900)
+
 DEMO = [sys.executable, "-m", "draftkeep", "demo", "--model", "tiny", "--state-dir"]
 
 
@@ -19,7 +22,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A state directory in which the demo was interrupted once and then finished."""
     state_dir = tmp_path_factory.mktemp("demo") / "state"
     _interrupt_in(state_dir, "round-1.jsonl")
-    done = subprocess.run([*DEMO, str(state_dir)], capture_output=True, text=True, timeout=280)
+    done = subprocess.run([*DEMO, str(state_dir)], capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr[-2000:]
     return state_dir, done.stdout
 

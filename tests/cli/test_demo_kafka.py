@@ -16,10 +16,11 @@ from tests.services.kafka import Kafka
 DEMO = [sys.executable, "-m", "draftkeep", "demo", "--model", "tiny"]
 
 
+@pytest.mark.timeout(600)
 def test_the_whole_demo_runs_through_the_broker(kafka_broker: Kafka, tmp_path: Path) -> None:
     state_dir = tmp_path / "state"
     command = [*DEMO, "--state-dir", str(state_dir), "--log", f"kafka://{kafka_broker.bootstrap}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-2000:]
     progress = json.loads((state_dir / "demo" / "progress.json").read_text())
     requests = sum(progress["round one"]["requests"].values())

@@ -27,11 +27,11 @@ def left_log(tmp_path: Path) -> Path:
     return directory
 
 
-def configure(directory: Path, servers: str, topic: str) -> Path:
+def configure(directory: Path, servers: str, topic: str, *, deadline_s: float = 15) -> Path:
     path = directory / "config.toml"
     path.write_text(
         f'state_dir = "{directory / "state"}"\n'
-        f'[kafka]\nservers = ["{servers}"]\ntopic = "{topic}"\ndeadline_s = 2\n'
+        f'[kafka]\nservers = ["{servers}"]\ntopic = "{topic}"\ndeadline_s = {deadline_s}\n'
     )
     return path
 
@@ -43,7 +43,7 @@ def command(config: Path, *arguments: str) -> list[str]:
 def test_once_empties_the_log_or_says_why_not(
     kafka_broker: Kafka, kafka_topic: str, tmp_path: Path, left_log: Path
 ) -> None:
-    away = configure(tmp_path, "127.0.0.1:1", kafka_topic)
+    away = configure(tmp_path, "127.0.0.1:1", kafka_topic, deadline_s=2)
     refused = subprocess.run(command(away, "--once"), capture_output=True, text=True)
     assert refused.returncode == 2
     assert "127.0.0.1:1" in refused.stderr

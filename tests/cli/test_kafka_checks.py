@@ -45,7 +45,7 @@ def configured(house: House, tmp_path: Path, **changes: object) -> Config:
         "ca_file": access.ca_file,
         "username": access.username,
         "password": access.password,
-        "deadline_s": 3,
+        "deadline_s": 15,
     }
     settings = KafkaConfig(**{**values, **changes})  # type: ignore[arg-type]
     retention = RetentionConfig(ttl_s=DAY_S)
@@ -191,7 +191,7 @@ def test_over_tls_and_scram_everything_works_and_says_why_it_does_not(
         "no route": ({"servers": ("127.0.0.1:1",)}, "ECONNREFUSED"),
     }
     for name, (changes, reason) in cases.items():
-        found = kafka_findings(configured(house, tmp_path, **{**changes, "deadline_s": 2}))
+        found = kafka_findings(configured(house, tmp_path, **{**changes, "deadline_s": 5}))
         assert list(found) == ["brokers"], name
         assert found["brokers"].status == "fail"
         assert re.search(reason, found["brokers"].detail), (name, found["brokers"].detail)

@@ -171,7 +171,7 @@ def test_each_finding_is_a_line_and_a_report_has_times_for_people(
     assert starts == [item.check for item in examine(config)]
     assert "remedy: " in shown.output
     report = runner.invoke(app, ["audit", "--report", "inventory", "--config", path]).output
-    assert "2027-01-15 08:01:00Z" in report
+    assert "2096-10-02 07:01:00Z" in report
     raw = runner.invoke(app, ["audit", "--report", "inventory", "--json", "--config", path]).output
     assert f'"oldest_s": {int(world.clock())}' in raw
 

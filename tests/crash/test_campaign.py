@@ -53,7 +53,7 @@ def test_every_acknowledged_trace_is_stored_exactly_once(conduct: Conduct) -> No
 @pytest.mark.parametrize(
     ("planted", "aim", "found"),
     [
-        ("free_early", "forward: in Sending.wait", "lost"),
+        ("free_early", "forward: in KafkaWriter.begin", "lost"),
         ("offset_early", "compact: in write_shard", "lost"),
         ("forget_ids", "forward: after Sending.wait", "doubled"),
     ],

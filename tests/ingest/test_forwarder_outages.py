@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from draftkeep.ingest.emitter import Drop
 from draftkeep.ingest.kafka_topic import create_topic
 from draftkeep.ingest.sqlite_log import SqliteLog
 from tests.ingest.steady import RATE_PER_S, Steady, arrived, resident_bytes, wait_for
@@ -81,7 +80,8 @@ def test_a_broker_frozen_past_the_deadline(
     assert stats.failures >= 2
     assert stats.oldest_s > 10
     assert 0 < stats.waiting <= traffic.emitter.acknowledged
-    assert during_s < SLOWER * before_s
+    # One that waited for the broker would take up to the deadline of 10 s.
+    assert during_s < max(SLOWER * before_s, 1.0)
     assert grown < GROWTH_BYTES
     check_all_arrived(traffic, kafka_broker, kafka_topic, bench)
     assert sum(traffic.emitter.counts().values()) == 0
@@ -144,9 +144,7 @@ def test_a_full_log_refuses_loudly_and_recovers(
     traffic = steady(kafka_broker, cap_bytes=CAP_BYTES)
     (node,) = kafka_broker.nodes
     node.freeze()
-    wait_for(lambda: traffic.emitter.counts()[Drop.LOG_FULL] > 0)
-    refused = bench.witness.count("log_full")
-    assert refused > 0
+    wait_for(lambda: bench.witness.count("log_full") > 0)
     assert traffic.log.size_bytes() <= CAP_BYTES
     node.thaw()
     before = traffic.emitter.acknowledged

@@ -1,6 +1,7 @@
 """Membership of a consumer group on a real broker: who gets what, and what Kafka's tools see."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -52,7 +53,11 @@ def shared_by(*members: KafkaGroup) -> Callable[[], bool]:
     """Whether these have all partitions, each its even share."""
 
     def shared() -> bool:
-        shares = [member.assigned() for member in members]
+        try:
+            shares = [member.assigned() for member in members]
+        except StoreError:
+            # It goes on trying.
+            return False
         even = all(len(share) == len(EVERYTHING) // len(members) for share in shares)
         return even and frozenset().union(*shares) == EVERYTHING
 
@@ -138,6 +143,28 @@ def test_a_broker_that_was_never_there_is_said_and_tried_again(
     until(lambda: "lets us in" in answer())
     kafka_broker.restart(node)
     until(lambda: answer() == "0, 1, 2, 3")
+
+
+def test_who_lost_the_brokers_is_not_told_that_nothing_is_its_own(
+    kafka_broker: Kafka, join: Callable[..., KafkaGroup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Letting go takes its time without brokers, and a round in it must not pass for a good one."""
+    let_go, go_on, drop = threading.Event(), threading.Event(), KafkaGroup._drop
+
+    def slow(self: KafkaGroup, consumer: Any) -> None:
+        drop(self, consumer)
+        let_go.set()
+        go_on.wait(60)
+
+    monkeypatch.setattr(KafkaGroup, "_drop", slow)
+    kafka_broker.nodes[0].kill()
+    member = join()
+    try:
+        assert let_go.wait(60)
+        with pytest.raises(StoreError, match="lets us in"):
+            member.assigned()
+    finally:
+        go_on.set()
 
 
 def test_a_topic_that_is_not_there_yet_is_said_and_waited_for(

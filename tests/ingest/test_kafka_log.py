@@ -214,13 +214,14 @@ def test_a_slow_network_brings_what_it_brought_by_the_deadline(
 ) -> None:
     kafka = kafka_cluster(proxied=True)
     create_topic(kafka.access, kafka_topic, partitions=1, replicas=1, ttl_s=DAY_S)
-    log = KafkaLog(kafka.access, kafka_topic, deadline_s=DEADLINE_S)
-    for _ in range(20):
+    # Twice what the first answer takes to come, and less than all of them do.
+    log = KafkaLog(kafka.access, kafka_topic, deadline_s=2 * DEADLINE_S)
+    for _ in range(40):
         log.append([b"x" * 100_000] * 10)
     (proxy,) = kafka.proxies
     proxy.slow(bytes_per_s=3_000_000, delay_s=0.0)
     position = 0
-    while position < 200:
+    while position < 400:
         records = log.read(position, *EVERYTHING)
         assert records[0].offset == position
         position = records[-1].offset + 1
@@ -310,7 +311,8 @@ class TestRetention:
     def test_a_topic_by_default_keeps_none(self, kafka_broker: Kafka, kafka_topic: str) -> None:
         with kafka_broker.access.admin() as admin:
             admin.create_topics(
-                {kafka_topic: {"num_partitions": 1, "configs": {"retention.ms": "-1"}}}
+                {kafka_topic: {"num_partitions": 1, "configs": {"retention.ms": "-1"}}},
+                wait_for_metadata=True,
             )
         retention = read_retention(kafka_broker.access, kafka_topic)
         assert retention.worst_case_age_s == math.inf

@@ -164,7 +164,7 @@ def test_a_node_ends_though_an_erasure_waits_for_a_frozen_catalog(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(node_module, "END_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(node_module, "END_TIMEOUT_S", 2)
     station = frozen(3600)
     reached, reach = threading.Event(), station.node.catalog.reach
 
@@ -193,7 +193,7 @@ def test_a_node_ends_though_a_frozen_catalog_takes_no_report_of_its_drops(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(node_module, "END_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(node_module, "END_TIMEOUT_S", 2)
     monkeypatch.setattr(node_module, "KEEP_HOUSE_S", 3600)
     node = frozen(3600).node
     node.capture.expired(3)
@@ -211,7 +211,7 @@ def test_a_node_ends_though_a_frozen_catalog_takes_no_report_of_its_drops(
 def test_drops_whose_commit_got_no_answer_are_counted_once(server: Postgres, clock: Clock) -> None:
     url = server.create_database()
     Catalog.connect(url).close()
-    catalog = Catalog(database.make_engine(f"{url}?connect_timeout=2", quiet_s=0.3))
+    catalog = Catalog(database.make_engine(f"{url}?connect_timeout=2", quiet_s=1))
     for restarted, counted in ((False, 5), (True, 10)):
         capture = Capture(
             None, context_tokens=8, chat_template_hash=bytes(32), on_problem=lambda *_: None

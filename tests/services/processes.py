@@ -6,13 +6,15 @@ after SIGKILL, and a watching process could itself be killed. Where there is no 
 Linux), only the finalizers of the fixtures end the services.
 """
 
+import itertools
+import os
 import random
 import shutil
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,13 +23,28 @@ from pathlib import Path
 _LAUNCHER = ThreadPoolExecutor(1, thread_name_prefix="services")
 # Below the ports that the kernel hands to outgoing connections. In that range a client that tries
 # a dead service's port again and again can take the port itself, and the service cannot return.
-_PORTS = (15_000, 32_000)
+_PORTS = range(15_000, 32_000)
+
+
+def _share() -> Iterator[int]:
+    """The ports that are this process's to give, in no order. Other workers have others."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    share = list(range(_PORTS.start + worker, _PORTS.stop, workers))
+    # Not the shared generator, which a property test seeds.
+    random.SystemRandom().shuffle(share)
+    return itertools.cycle(share)
+
+
+_share_left = _share()
 
 
 def free_port() -> int:
-    """A port on 127.0.0.1 that nobody listens on."""
-    for _ in range(1000):
-        port = random.randint(*_PORTS)
+    """A port on 127.0.0.1 that nobody listens on and nobody was given lately.
+
+    Whoever asked binds it seconds later, so the same one must not be given twice.
+    """
+    for port in itertools.islice(_share_left, len(_PORTS)):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

@@ -188,5 +188,5 @@ def _lives(pid: int) -> bool:
     """A zombie that nobody reaped yet counts as gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().split(")")[-1].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False

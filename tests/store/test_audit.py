@@ -256,9 +256,9 @@ def test_a_long_answer_is_cut_and_says_so(untouched: World) -> None:
 
 def test_a_long_query_is_interrupted_and_the_session_goes_on(untouched: World) -> None:
     with AuditSession(
-        untouched.catalog, untouched.storage, now_s=untouched.clock(), time_limit_s=0.2
+        untouched.catalog, untouched.storage, now_s=untouched.clock(), time_limit_s=2
     ) as session:
-        with pytest.raises(InputError, match=r"ran over 0\.2 s"):
+        with pytest.raises(InputError, match=r"ran over 2 s"):
             session.query("SELECT sum(a.i * b.i) FROM range(10000000) a(i), range(10000000) b(i)")
         assert session.query("SELECT count(*) FROM traces").rows == ((5,),)
 

@@ -209,7 +209,7 @@ def test_a_silent_writer_is_cut_off(
     postgres_catalog_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A frozen process holds its locks; the server must not wait for it for ever."""
-    monkeypatch.setattr(database, "_SILENT_S", 0.2)
+    monkeypatch.setattr(database, "_SILENT_S", 1.0)
     catalog = Catalog.connect(postgres_catalog_url)
     other = Catalog.connect(postgres_catalog_url)
 

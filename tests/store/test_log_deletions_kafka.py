@@ -11,8 +11,10 @@ import pytest
 import sqlalchemy as sa
 
 from draftkeep.errors import StoreError
+from draftkeep.ingest.kafka_topic_state import find_topic_id
 from draftkeep.store import schema
 from draftkeep.store.catalog import Catalog
+from tests.ingest.steady import wait_for
 from tests.services.broker_properties import FAST_RETENTION
 from tests.services.kafka import Kafka, Node
 from tests.store.conftest import HookedCatalog
@@ -142,6 +144,8 @@ def test_a_topic_that_is_gone_settles_and_a_new_erasure_waits_for_one(house: Hou
     house.round()
     with house.access.admin() as admin:
         admin.delete_topics([house.name])
+        # The broker goes on naming it for a moment.
+        wait_for(lambda: find_topic_id(admin, house.name) is None)
     add_erasure(house.catalog, 2)
     house.round()
     report = house.round(after_s=LONG_S)

@@ -1,6 +1,7 @@
 """What the server counted per domain while something ran, kept across restarts of the server."""
 
 import json
+import time
 from collections import Counter
 from pathlib import Path
 from types import TracebackType
@@ -11,10 +12,15 @@ from draftkeep.files import write_file
 
 Groups = dict[str, dict[str, int]]
 
+_SETTLES = 300
+_PAUSE_S = 0.1
+
 
 class LiveCounts:
     """A context manager: `totals` is the growth of the server's counters, per domain.
 
+    It ends once all that was captured is in the server's log, at most half a minute later: an
+    answer leaves before it is counted, and is counted before it is captured.
     A round that was interrupted finds its earlier counts in `path` and adds to them.
     """
 
@@ -47,5 +53,10 @@ class LiveCounts:
 
     def _read(self) -> Groups:
         with self._endpoint.client() as client:
-            groups: Groups = self._endpoint.admin(client, "GET", "/admin/stats")["groups"]
+            for _ in range(_SETTLES):
+                stats = self._endpoint.admin(client, "GET", "/admin/stats")
+                if stats["capture"]["pending"] == 0:
+                    break
+                time.sleep(_PAUSE_S)
+        groups: Groups = stats["groups"]
         return groups

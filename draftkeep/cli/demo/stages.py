@@ -109,7 +109,6 @@ class Stages:
                 at_least=at_least,
                 on_done=on_done,
             )
-        self._drain_capture()
         people = {name: len(subjects) for name, subjects in result.subjects.items()}
         self.console.print(
             f"{sum(result.requests.values())} requests from "
@@ -244,14 +243,6 @@ class Stages:
             f"the serving node did not take drafter {digest[:12]}; "
             f"see {self.state_dir / 'serve.log'}"
         )
-
-    def _drain_capture(self) -> None:
-        endpoint = self.server.endpoint
-        with endpoint.client() as client:
-            for _ in range(300):
-                if endpoint.admin(client, "GET", "/admin/stats")["capture"]["pending"] == 0:
-                    return
-                time.sleep(0.1)
 
 
 def _summary(result: Round) -> Outcome:

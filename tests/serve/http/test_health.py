@@ -18,6 +18,7 @@ import pytest
 import draftkeep
 from draftkeep.serve.http.app import build_app
 from tests.serve.station import API_KEYS, bearer, wait_for
+from tests.services.processes import free_port
 
 COMPLETION = {"model": "tiny", "prompt": "How many?", "max_tokens": 5, "ignore_eos": True}
 
@@ -101,8 +102,7 @@ def test_a_node_that_is_being_loaded_says_so(tmp_path: Path) -> None:
     model, config = tmp_path / "model", tmp_path / "draftkeep.toml"
     model.mkdir()
     os.mkfifo(model / "config.json")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
     config.write_text(
         f'state_dir = "{tmp_path / "state"}"\n[model]\ntarget = "{model}"\n'
         f"[serve]\nport = {port}\nopen_metrics = true\n"
