@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from draftkeep.cli.tables import plain_table
+from draftkeep.cli.tables import plain_table, utc
 from draftkeep.config import Config
 from draftkeep.store.audit import AuditResult, AuditSession
 from draftkeep.store.catalog import Catalog
@@ -33,17 +33,13 @@ def print_report(result: AuditResult, console: Console) -> None:
     """Print a report's table like any other, its times as UTC."""
     rows = (
         (
-            _utc(value) if name.endswith("_s") else value
+            utc(value) if name.endswith("_s") else value
             for name, value in zip(result.columns, row, strict=True)
         )
         for row in result.rows
     )
     console.print(plain_table(result.columns, rows))
     _say_if_cut(result, console)
-
-
-def _utc(time_s: float | None) -> str | None:
-    return None if time_s is None else time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(time_s))
 
 
 def _say_if_cut(result: AuditResult, console: Console) -> None:

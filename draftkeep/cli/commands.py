@@ -14,6 +14,7 @@ from rich.console import Console
 from draftkeep.cli.catalog import catalog_app
 from draftkeep.cli.demo.run import demo
 from draftkeep.cli.doctor.run import doctor
+from draftkeep.cli.nodes import nodes_app
 from draftkeep.cli.options import ConfigOption, TenantOption
 from draftkeep.cli.topics import topic_app
 from draftkeep.config import Config, load_config
@@ -26,8 +27,11 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-drafters_app = typer.Typer(help="List drafters, or make the cold one.", no_args_is_help=True)
+drafters_app = typer.Typer(
+    help="List drafters, make the cold one, or go back to an earlier one.", no_args_is_help=True
+)
 app.add_typer(drafters_app, name="drafters")
+app.add_typer(nodes_app, name="nodes")
 app.add_typer(catalog_app, name="catalog")
 app.add_typer(topic_app, name="topic")
 
@@ -157,6 +161,25 @@ def drafters_cold(config: ConfigOption = None) -> None:
     from draftkeep.cli.drafters import publish_cold
 
     Console().print(publish_cold(load_config(config)).hex(), highlight=False)
+
+
+@drafters_app.command("use")
+def drafters_use(
+    drafter: Annotated[
+        str, typer.Argument(help="8 or more digits of its digest; none: leave nodes to the floor.")
+    ],
+    config: ConfigOption = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="Whose channel; the one of this node if left out.")
+    ] = None,
+) -> None:
+    """Point a channel at an earlier drafter. Nodes follow, and the next job begins with it."""
+    from draftkeep.cli.drafters import use_drafter
+    from draftkeep.cli.tables import print_line
+
+    settings = load_config(config)
+    chosen = None if tenant is None else only_tenant(settings, tenant)
+    print_line(use_drafter(settings, drafter, tenant=chosen))
 
 
 def only_tenant(config: Config, name: str | None) -> str:

@@ -1,11 +1,13 @@
-"""Drafters from the command line: what is registered, and the cold one to begin with."""
+"""Drafters from the command line: what is registered, the cold one, and the way back to one."""
 
+import re
 import time
 
 from rich.table import Table
 
-from draftkeep.cli.tables import plain_table
+from draftkeep.cli.tables import plain_table, utc
 from draftkeep.config import Config
+from draftkeep.errors import InputError
 from draftkeep.policies.signing import SigningKey
 from draftkeep.store.anchors import GATE, publish_anchor
 from draftkeep.store.catalog import Catalog
@@ -37,7 +39,7 @@ def list_table(config: Config) -> Table:
                 row.scope,
                 "yes" if row.signed else "no",
                 row.parent.hex()[:12] if row.parent else "",
-                time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(row.created_s)),
+                utc(row.created_s),
                 ", ".join(
                     f"{name} {row.measures[name]:.3f}" for name in SHOWN if name in row.measures
                 ),
@@ -76,4 +78,42 @@ def publish_cold(config: Config) -> bytes:
                 registry.set_channel(scope, config.serve.channel, digest, at_s=time.time())
     finally:
         catalog.close()
+    return digest
+
+
+def use_drafter(config: Config, wanted: str, *, tenant: str | None) -> str:
+    """Point a tenant's channel, or the node's own, at a drafter; returns what was done.
+
+    `wanted` is the beginning of a digest, or "none", which leaves nodes to the floor. InputError
+    where it names no drafter or several, or one whose files are gone; DeniedError where that
+    drafter may not serve there.
+    """
+    names = tuple(item.name for item in config.tenants)
+    scope = scope_of(names) if tenant is None else tenant_scope(tenant)
+    catalog = Catalog.configured(config, create=False)
+    try:
+        registry = Registry(catalog, config.state_dir / "drafters")
+        digest = None if wanted == "none" else _find(registry, wanted)
+        before = registry.channel(scope, config.serve.channel)
+        registry.set_channel(scope, config.serve.channel, digest, at_s=time.time())
+    finally:
+        catalog.close()
+    now, then = (item.hex()[:12] if item else "no drafter" for item in (digest, before))
+    return f"{scope}/{config.serve.channel} points at {now}, before at {then}"
+
+
+def _find(registry: Registry, wanted: str) -> bytes:
+    if re.fullmatch("[0-9a-f]{8,64}", wanted) is None:
+        raise InputError(
+            "a drafter is named by 8 to 64 hexadecimal digits, the first ones of its digest; "
+            "draftkeep drafters list shows 12"
+        )
+    found = [row.digest for row in registry.list() if row.digest.hex().startswith(wanted)]
+    if len(found) != 1:
+        raise InputError(
+            f"{len(found) or 'no'} drafters begin with {wanted}; draftkeep drafters list shows all"
+        )
+    (digest,) = found
+    if not registry.path(digest).is_dir():
+        raise InputError(f"the files of drafter {wanted} are gone; restore {registry.path(digest)}")
     return digest

@@ -1,5 +1,6 @@
-"""Tables of plain values: no cell is markup, and a pipe is not cut to a screen's width."""
+"""Tables and lines of plain values: nothing in them is markup, and a pipe is not cut to a width."""
 
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,6 +24,16 @@ def plain_table(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> Table:
     for row in rows:
         table.add_row(*(Text(_shown(value)) for value in row))
     return table
+
+
+def print_line(line: str) -> None:
+    """Print a line as it is, however long."""
+    Console(highlight=False, markup=False, soft_wrap=True).print(line)
+
+
+def utc(at_s: float | None) -> str | None:
+    """Unix seconds as a date and time in UTC; None for None."""
+    return None if at_s is None else time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(at_s))
 
 
 def _shown(value: Any) -> str:

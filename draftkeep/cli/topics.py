@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from draftkeep.cli.options import ConfigOption
-from draftkeep.cli.tables import plain_table, table_console
+from draftkeep.cli.tables import plain_table, print_line, table_console
 from draftkeep.config import Config, load_config
 from draftkeep.errors import ConfigError, InputError
 
@@ -38,10 +37,10 @@ def create(
             replicas = default_replicas(admin)
     create_topic(access, name, partitions=partitions, replicas=replicas, ttl_s=ttl_s)
     retention = read_retention(access, name)
-    _say(f"{name}: partitions {partitions}, replicas {replicas}")
-    _say(f"a record gets {retention.worst_case_age_s:g} s old at most, of {ttl_s} s")
+    print_line(f"{name}: partitions {partitions}, replicas {replicas}")
+    print_line(f"a record gets {retention.worst_case_age_s:g} s old at most, of {ttl_s} s")
     for problem in retention.problems(ttl_s):
-        _say(f"{problem}")
+        print_line(f"{problem}")
     if retention.problems(ttl_s):
         raise typer.Exit(1)
 
@@ -66,8 +65,8 @@ def show(config: ConfigOption = None) -> None:
     if catalog is not None:
         committed = committed_offsets(catalog, state)
         catalog.close()
-    _say(f"{name}: id {state.topic_id}, cluster {state.cluster}")
-    _say(
+    print_line(f"{name}: id {state.topic_id}, cluster {state.cluster}")
+    print_line(
         f"retention.ms {retention.retention_ms}, segment.ms {retention.segment_ms}: a record gets "
         f"{retention.worst_case_age_s:g} s old at most, of {settings.retention.ttl_s} s"
     )
@@ -118,12 +117,12 @@ def delete(
     finally:
         catalog.close()
     if removed.topic_id is None:
-        _say(
+        print_line(
             f"the catalog has forgotten {removed.offsets} offsets of an earlier {name}; nothing "
             "was deleted. To delete a topic of that name that is there, call this again"
         )
     else:
-        _say(f"{name} is deleted; {removed.discarded} records were in no shard")
+        print_line(f"{name} is deleted; {removed.discarded} records were in no shard")
 
 
 def _with_kafka(config: Config) -> Config:
@@ -138,7 +137,3 @@ def _access(config: Config) -> "KafkaAccess":
     from draftkeep.ingest.kafka_client import KafkaAccess
 
     return KafkaAccess.configured(config.kafka)
-
-
-def _say(line: str) -> None:
-    Console(highlight=False, markup=False, soft_wrap=True).print(line)
