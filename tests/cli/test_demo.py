@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.serve.station import wait_for
+
 # Two whole demos in the first test, on a machine that may be busy.
 pytestmark = pytest.mark.timeout(900)
 
@@ -131,6 +133,35 @@ def test_a_second_demo_in_a_directory_is_refused_and_deletes_nothing(tmp_path: P
     assert second.returncode == 2
     assert "another demo runs" in second.stderr
     assert (tmp_path / "demo").is_dir()
+
+
+@pytest.mark.parametrize("ends", [signal.SIGTERM, signal.SIGHUP])
+def test_a_demo_that_is_told_to_end_leaves_no_server(tmp_path: Path, ends: signal.Signals) -> None:
+    """As when its terminal closes: nobody presses Ctrl-C, and it alone hears of it."""
+    demo = subprocess.Popen(
+        [*DEMO, str(tmp_path)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        wait_for(lambda: (tmp_path / "serve.json").exists() or demo.poll() is not None)
+        demo.send_signal(ends)
+        assert demo.wait(120) == 130
+    finally:
+        demo.kill()
+    with (tmp_path / "serve.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_server_that_was_left_behind_is_named_and_keeps_its_address(tmp_path: Path) -> None:
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "serve.json").write_text('{"url": "http://127.0.0.1:1"}')
+    with (tmp_path / "serve.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        refused = subprocess.run(
+            [*DEMO, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
+        )
+    assert refused.returncode == 2
+    assert "another serving node uses" in refused.stderr
+    assert (tmp_path / "serve.json").exists()
 
 
 def test_fresh_refuses_a_directory_it_did_not_make(tmp_path: Path) -> None:

@@ -1,12 +1,35 @@
 """Runs a `draftkeep` command as a process of its own, as an operator would."""
 
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 from draftkeep.errors import DraftkeepError
 
 # A job that is interrupted writes a checkpoint before it goes.
 INTERRUPT_GRACE_S = 60.0
+
+
+class ToldToEnd(KeyboardInterrupt):
+    """SIGTERM, or SIGHUP of a terminal that closes: as Ctrl-C, but this process alone heard it."""
+
+
+@contextmanager
+def ends_in_order() -> Iterator[None]:
+    """Raises ToldToEnd on SIGTERM and SIGHUP, which would leave the processes of a demo behind."""
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        raise ToldToEnd
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def run_child(arguments: list[str], *, capture: bool) -> str:
@@ -23,7 +46,9 @@ def run_child(arguments: list[str], *, capture: bool) -> str:
     )
     try:
         output, _ = process.communicate()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as asked:
+        if isinstance(asked, ToldToEnd):
+            process.send_signal(signal.SIGINT)
         try:
             process.wait(INTERRUPT_GRACE_S)
         except subprocess.TimeoutExpired:

@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 
 from draftkeep.cli.demo.broker import make_topic, remove_topic, servers_of
+from draftkeep.cli.demo.child import ends_in_order
 from draftkeep.cli.demo.report import write_report
 from draftkeep.cli.demo.server_process import ServerProcess
 from draftkeep.cli.demo.setup import Profile, prepare, profile_for
@@ -43,7 +44,8 @@ def demo(
     """Watch a drafter learn from its own service's traffic, then erase a person from it."""
     console = Console()
     try:
-        run_demo(model=model, state_dir=state_dir, log=log, fresh=fresh, console=console)
+        with ends_in_order():
+            run_demo(model=model, state_dir=state_dir, log=log, fresh=fresh, console=console)
     except KeyboardInterrupt:
         console.print("\nInterrupted. The same command without --fresh goes on from here.")
         raise

@@ -29,7 +29,7 @@ class ServerProcess:
 
     def __enter__(self) -> "ServerProcess":
         address = self._state_dir / "serve.json"
-        address.unlink(missing_ok=True)
+        earlier = _version(address)
         with (self._state_dir / "serve.log").open("ab") as log:
             process = self._process = subprocess.Popen(  # noqa: S603 (our own module, fixed arguments)
                 [sys.executable, "-m", "draftkeep", "serve", "--config", str(self._config_path)],
@@ -41,7 +41,7 @@ class ServerProcess:
             )
         try:
             with self._console.status("Starting the serving node"):
-                self.endpoint = self._wait(process, address)
+                self.endpoint = self._wait(process, address, earlier)
         except BaseException:
             self._stop()
             raise
@@ -56,19 +56,22 @@ class ServerProcess:
     ) -> None:
         self._stop()
 
-    def _wait(self, process: subprocess.Popen[bytes], address: Path) -> Endpoint:
+    def _wait(
+        self, process: subprocess.Popen[bytes], address: Path, earlier: tuple[int, int] | None
+    ) -> Endpoint:
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
             if process.poll() is not None:
                 break
-            if address.exists():
+            # One that was there before is of a server that was killed, or of one that still runs.
+            if _version(address) not in (None, earlier):
                 url = json.loads(address.read_text())["url"]
                 if _ready(url):
                     return self._endpoint(url)
             time.sleep(0.1)
-        raise DraftkeepError(
-            f"the serving node did not become ready; see {self._state_dir / 'serve.log'}"
-        )
+        log = self._state_dir / "serve.log"
+        words = log.read_text(errors="replace").splitlines()[-1:] if process.poll() else []
+        raise DraftkeepError(f"the serving node did not become ready; see {log}: {''.join(words)}")
 
     def _endpoint(self, url: str) -> Endpoint:
         folder = self._state_dir / "demo"
@@ -91,6 +94,15 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    """Tells one writing of a file from the next; None where there is no file."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _ready(url: str) -> bool:
