@@ -28,9 +28,8 @@ $(INSTALLED): requirements.txt pyproject.toml
 	@$(BIN)/python -m draftkeep.store.models.target smollm2
 	@touch $(INSTALLED)
 
-services: ## install what some tests need: Java, Maven, PostgreSQL, strace (apt, as root or by sudo), Kafka
+services: ## install what some tests need: Java, Maven, PostgreSQL, strace (apt, as root or by sudo)
 	@$(PYTHON) tests/services/needs.py
-	@PYTHONPATH=. $(PYTHON) -m tests.services.jars
 
 kafka: $(INSTALLED) ## a Kafka broker on 127.0.0.1:9092 until Ctrl-C (ARGS="--port 19092 --directory DIR")
 	@$(BIN)/python -m tests.services.run_kafka $(ARGS)

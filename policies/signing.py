@@ -40,8 +40,8 @@ class SigningKey:
 def verify(public: bytes, signature: bytes, message: bytes) -> bool:
     """Whether `public` signed `message` so. A key or signature of odd length is a plain no.
 
-    Stricter than RFC 8032 in one point: a key of small order, under which anybody can sign
-    anything, is a no too.
+    Stricter than RFC 8032: a key of small order, under which anybody can sign anything, is a no
+    too, and so is a signature whose point is of small order.
     """
     if len(public) != PUBLIC_BYTES or len(signature) != SIGNATURE_BYTES:
         return False

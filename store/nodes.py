@@ -53,7 +53,7 @@ def revoke_node(catalog: Catalog, name: str, at_s: float) -> None:
     with catalog.begin() as connection:
         known = connection.scalar(sa.select(nodes.c.name).where(nodes.c.name == name))
         if known is None:
-            raise DeniedError(f"node {name} is not enrolled; nothing to revoke")
+            raise DeniedError(f"node {name} is not enrolled; draftkeep nodes list has the names")
         connection.execute(
             sa.update(nodes)
             .where(nodes.c.name == name, nodes.c.revoked_s.is_(None))

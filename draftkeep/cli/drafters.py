@@ -7,7 +7,7 @@ from rich.table import Table
 
 from draftkeep.cli.tables import plain_table, utc
 from draftkeep.config import Config
-from draftkeep.errors import InputError
+from draftkeep.errors import ConfigError, InputError
 from draftkeep.policies.signing import SigningKey
 from draftkeep.store.anchors import GATE, publish_anchor
 from draftkeep.store.catalog import Catalog
@@ -85,10 +85,12 @@ def use_drafter(config: Config, wanted: str, *, tenant: str | None) -> str:
     """Point a tenant's channel, or the node's own, at a drafter; returns what was done.
 
     `wanted` is the beginning of a digest, or "none", which leaves nodes to the floor. InputError
-    where it names no drafter or several, or one whose files are gone; DeniedError where that
-    drafter may not serve there.
+    where it names no drafter or several, or one whose files are not here; ConfigError without a
+    tenant; DeniedError where that drafter may not serve there.
     """
     names = tuple(item.name for item in config.tenants)
+    if not names:
+        raise ConfigError("no tenant is configured, so no channel is meant; use a node's file")
     scope = scope_of(names) if tenant is None else tenant_scope(tenant)
     catalog = Catalog.configured(config, create=False)
     try:
@@ -99,21 +101,25 @@ def use_drafter(config: Config, wanted: str, *, tenant: str | None) -> str:
     finally:
         catalog.close()
     now, then = (item.hex()[:12] if item else "no drafter" for item in (digest, before))
-    return f"{scope}/{config.serve.channel} points at {now}, before at {then}"
+    return f"{scope}/{config.serve.channel}: nodes get {now}, before {then}"
 
 
 def _find(registry: Registry, wanted: str) -> bytes:
-    if re.fullmatch("[0-9a-f]{8,64}", wanted) is None:
+    if re.fullmatch("[0-9a-fA-F]{8,64}", wanted) is None:
         raise InputError(
-            "a drafter is named by 8 to 64 hexadecimal digits, the first ones of its digest; "
-            "draftkeep drafters list shows 12"
+            f"{wanted!r} names no drafter, expected the first 8 to 64 hexadecimal digits of its "
+            "digest; draftkeep drafters list shows 12"
         )
-    found = [row.digest for row in registry.list() if row.digest.hex().startswith(wanted)]
-    if len(found) != 1:
-        raise InputError(
-            f"{len(found) or 'no'} drafters begin with {wanted}; draftkeep drafters list shows all"
-        )
+    found = [row.digest for row in registry.list() if row.digest.hex().startswith(wanted.lower())]
+    if not found:
+        raise InputError(f"no drafter begins with {wanted}; draftkeep drafters list shows all")
+    if len(found) > 1:
+        raise InputError(f"{len(found)} drafters begin with {wanted}; give more digits")
     (digest,) = found
-    if not registry.path(digest).is_dir():
-        raise InputError(f"the files of drafter {wanted} are gone; restore {registry.path(digest)}")
+    path = registry.path(digest)
+    if not path.is_dir():
+        raise InputError(
+            f"drafter {wanted} is not below {path.parent}; run this where the nodes' drafters/ is, "
+            "or restore it there"
+        )
     return digest

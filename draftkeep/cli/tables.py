@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 PIPED_COLUMNS = 240
@@ -20,7 +20,9 @@ def table_console() -> Console:
 
 def plain_table(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> Table:
     """A table of values as they are; bytes as hexadecimal, nothing for None."""
-    table = Table(*(escape(column) for column in columns), header_style="bold")
+    # Folded where a terminal is too narrow: a name or a digest that is cut cannot be given again.
+    heads = (Column(escape(column), overflow="fold") for column in columns)
+    table = Table(*heads, header_style="bold")
     for row in rows:
         table.add_row(*(Text(_shown(value)) for value in row))
     return table

@@ -139,7 +139,10 @@ def test_a_second_demo_in_a_directory_is_refused_and_deletes_nothing(tmp_path: P
 def test_a_demo_that_is_told_to_end_leaves_no_server(tmp_path: Path, ends: signal.Signals) -> None:
     """As when its terminal closes: nobody presses Ctrl-C, and it alone hears of it."""
     demo = subprocess.Popen(
-        [*DEMO, str(tmp_path)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [*DEMO, str(tmp_path)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(ends, signal.SIG_DFL),
     )
     try:
         wait_for(lambda: (tmp_path / "serve.json").exists() or demo.poll() is not None)

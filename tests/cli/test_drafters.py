@@ -55,11 +55,11 @@ def test_a_channel_goes_back_to_an_earlier_drafter_and_to_none(shop: Shop, use: 
     shop.registry.set_channel(ACME, "stable", second, at_s=1)
     short, shorter = second.hex()[:12], first.hex()[:12]
     said = use(first.hex()[:8])
-    assert said == f"tenant:acme/stable points at {shorter}, before at {short}\n"
+    assert said == f"tenant:acme/stable: nodes get {shorter}, before {short}\n"
     assert shop.registry.channel(ACME, "stable") == first
-    assert use("none") == f"tenant:acme/stable points at no drafter, before at {shorter}\n"
+    assert use("none") == f"tenant:acme/stable: nodes get no drafter, before {shorter}\n"
     assert shop.registry.channel(ACME, "stable") is None
-    use(second.hex(), "--tenant", "acme")
+    use(second.hex().upper(), "--tenant", "acme")
     assert shop.registry.channel(ACME, "stable") == second
 
 
@@ -86,14 +86,16 @@ def test_what_may_not_serve_or_is_not_one_is_refused(shop: Shop, use: Use) -> No
         (unsigned, DeniedError, "not signed"),
         (tainted, DeniedError, "quarantined"),
         (others, DeniedError, "scope"),
-        (lost, InputError, "files of drafter .* are gone"),
-        (b"\0" * 32, InputError, "no drafters begin with"),
+        (lost, InputError, "is not below .*; run this where"),
+        (b"\0" * 32, InputError, "no drafter begins with"),
         (serving.hex()[:7], InputError, "8 to 64 hexadecimal digits"),
         ("stable", InputError, "8 to 64 hexadecimal digits"),
     ]
     for drafter, kind, reason in refused:
         with pytest.raises(kind, match=reason):
             use(drafter if isinstance(drafter, str) else drafter.hex())
+    with pytest.raises(ConfigError, match="no tenant is configured"):
+        use("none", tenants=())
     with pytest.raises(ConfigError, match="not configured"):
         use(serving.hex(), "--tenant", "nobody")
     assert shop.registry.channel(ACME, "stable") == serving
@@ -104,7 +106,7 @@ def test_digits_that_fit_two_are_not_guessed(shop: Shop, use: Use) -> None:
     alike = sa.select(sa.literal(one[:4] + bytes(28)), *list(schema.drafters.c)[1:])
     with shop.catalog.begin() as connection:
         connection.execute(sa.insert(schema.drafters).from_select(schema.drafters.c.keys(), alike))
-    with pytest.raises(InputError, match="2 drafters begin with"):
+    with pytest.raises(InputError, match="2 drafters begin with .*; give more"):
         use(one.hex()[:8])
     use(one.hex())
     assert shop.registry.channel(ACME, "stable") == one

@@ -8,7 +8,7 @@ from typer.testing import CliRunner, Result
 
 from draftkeep.cli.commands import app
 from draftkeep.errors import DeniedError, InputError, NoCatalogError
-from draftkeep.store.nodes import Node, load_nodes
+from draftkeep.store.nodes import Node, enrol_node, load_nodes
 from tests.store.conftest import World, make_world
 
 
@@ -59,3 +59,19 @@ def test_nothing_is_revoked_by_a_slip(world: World, tmp_path: Path) -> None:
 def _nodes(world: World) -> dict[str, Node]:
     with world.catalog.read() as connection:
         return load_nodes(connection)
+
+
+def test_names_and_keys_can_be_copied_from_a_narrow_terminal(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell is folded and never cut: what is listed is what the next command wants."""
+    monkeypatch.setattr("draftkeep.cli.tables.PIPED_COLUMNS", 60)
+    name = "node-" + "x" * 40
+    enrol_node(world.catalog, name, b"k" * 32, ["acme"], 0.0)
+    listed = run(world.root, "list").output
+    cells = [[cell.strip() for cell in line.split("│")] for line in listed.splitlines()]
+    columns = [
+        "".join(parts) for parts in zip(*(row for row in cells if len(row) > 2), strict=True)
+    ]
+    assert any(name in column for column in columns)
+    assert any((b"k" * 32).hex() in column for column in columns)

@@ -76,6 +76,16 @@ def test_lengths_that_are_off_are_a_plain_no(
     assert not verify(public, signature, message)
 
 
+def test_where_the_signature_ends_is_not_up_to_whoever_gives_it() -> None:
+    key = SigningKey(bytes(32))
+    message = b"message"
+    signature = key.sign(message)
+    assert verify(key.public, signature, message)
+    assert not verify(key.public, signature[:60], signature[60:] + message)
+    assert not verify(key.public, signature + message[:1], message[1:])
+    assert not verify(key.public + b"x", signature, message)
+
+
 def test_a_signature_cannot_be_spelled_in_a_second_way() -> None:
     key = SigningKey(bytes(32))
     signature = key.sign(b"m")

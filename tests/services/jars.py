@@ -6,7 +6,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,10 +77,3 @@ def _resolve(directory: Path) -> None:
         building.rename(directory)
     finally:
         shutil.rmtree(building, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    try:
-        print(f"Kafka: {resolve_jars()}")
-    except RuntimeError as error:
-        sys.exit(str(error))

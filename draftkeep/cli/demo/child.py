@@ -14,17 +14,25 @@ INTERRUPT_GRACE_S = 60.0
 
 
 class ToldToEnd(KeyboardInterrupt):
-    """SIGTERM, or SIGHUP of a terminal that closes: as Ctrl-C, but this process alone heard it."""
+    """SIGTERM, or SIGHUP of a terminal that closes: as Ctrl-C, but the child may not have heard it.
+
+    A child that has a terminal which closes ends by itself, at once.
+    """
 
 
 @contextmanager
 def ends_in_order() -> Iterator[None]:
-    """Raises ToldToEnd on SIGTERM and SIGHUP, which would leave the processes of a demo behind."""
+    """Raises ToldToEnd on SIGTERM and SIGHUP, which would leave the processes of a demo behind.
+
+    A signal that is ignored stays so: `nohup` means it.
+    """
 
     def end(_number: int, _frame: FrameType | None) -> None:
         raise ToldToEnd
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, end) for number in heard}
     try:
         yield
     finally:
@@ -48,7 +56,8 @@ def run_child(arguments: list[str], *, capture: bool) -> str:
         output, _ = process.communicate()
     except KeyboardInterrupt as asked:
         if isinstance(asked, ToldToEnd):
-            process.send_signal(signal.SIGINT)
+            # A job writes its checkpoint on SIGINT, which a background shell makes others ignore.
+            process.send_signal(signal.SIGINT if arguments[0] == "distill" else signal.SIGTERM)
         try:
             process.wait(INTERRUPT_GRACE_S)
         except subprocess.TimeoutExpired:

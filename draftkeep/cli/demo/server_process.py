@@ -70,8 +70,11 @@ class ServerProcess:
                     return self._endpoint(url)
             time.sleep(0.1)
         log = self._state_dir / "serve.log"
-        words = log.read_text(errors="replace").splitlines()[-1:] if process.poll() else []
-        raise DraftkeepError(f"the serving node did not become ready; see {log}: {''.join(words)}")
+        ended = process.poll() is not None
+        words = log.read_text(errors="replace").splitlines()[-1:] if ended else []
+        raise DraftkeepError(
+            ": ".join([f"the serving node did not become ready; see {log}", *words])
+        )
 
     def _endpoint(self, url: str) -> Endpoint:
         folder = self._state_dir / "demo"
