@@ -106,7 +106,7 @@ def test_digits_that_fit_two_are_not_guessed(shop: Shop, use: Use) -> None:
     alike = sa.select(sa.literal(one[:4] + bytes(28)), *list(schema.drafters.c)[1:])
     with shop.catalog.begin() as connection:
         connection.execute(sa.insert(schema.drafters).from_select(schema.drafters.c.keys(), alike))
-    with pytest.raises(InputError, match="2 drafters begin with .*; give more"):
+    with pytest.raises(InputError, match=r"2 drafters begin with .*; give more"):
         use(one.hex()[:8])
     use(one.hex())
     assert shop.registry.channel(ACME, "stable") == one
