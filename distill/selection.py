@@ -8,7 +8,7 @@ from itertools import islice
 import numpy as np
 
 from draftkeep.distill.batch import trainable_T
-from draftkeep.errors import CodecError, EnvelopeError, KeyDestroyedError
+from draftkeep.errors import DraftkeepError, KeyDestroyedError
 from draftkeep.ingest.envelope import Opener
 from draftkeep.ingest.header import Header
 from draftkeep.ingest.record import SealedTrace
@@ -20,9 +20,11 @@ from draftkeep.store.models.target import TargetModel
 from draftkeep.store.reader import iter_sealed
 from draftkeep.store.storage import Storage
 
-# So many are opened, then decoded: taking turns at every trace, each step's code and data push the
-# other's out of the processor's caches, which costs more than either.
+# As many as go through the steps together: see `draftkeep.ingest.stages`.
 _TOGETHER = 32
+
+# `codec.decode_bodies` with the tables at hand.
+Decode = Callable[[Iterable[bytes | DraftkeepError]], list[Trace | DraftkeepError]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,7 @@ def open_all(
     sealed: Iterable[SealedTrace],
     *,
     opener: Opener,
-    decode: Callable[[bytes], Trace],
+    decode: Decode,
     target: TargetModel,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Selection:
@@ -85,9 +87,7 @@ def open_all(
     skipped: Counter[str] = Counter()
     remaining, done = iter(sealed), 0
     while group := list(islice(remaining, _TOGETHER)):
-        bodies = [_open(item, opener, target) for item in group]
-        for item, body in zip(group, bodies, strict=True):
-            found = body if isinstance(body, str) else _decode(item, body, decode, target)
+        for found in _open_group(group, opener, decode, target):
             if isinstance(found, str):
                 skipped[found] += 1
             else:
@@ -102,30 +102,34 @@ def _age(sealed: SealedTrace) -> tuple[int, bytes]:
     return header.created_s, header.trace_id
 
 
-def _open(sealed: SealedTrace, opener: Opener, target: TargetModel) -> bytes | str:
-    """The body of a trace, or why it cannot be used."""
+def _open_group(
+    group: Sequence[SealedTrace], opener: Opener, decode: Decode, target: TargetModel
+) -> list[Opened | str]:
+    """The trace of each, or why it cannot be used."""
+    reasons = [_foreign(item, target) for item in group]
+    ours = [item for item, reason in zip(group, reasons, strict=True) if reason is None]
+    traces = iter(decode(opener.open_all(ours)))
+    return [
+        reason or _usable(item, next(traces), target)
+        for item, reason in zip(group, reasons, strict=True)
+    ]
+
+
+def _foreign(sealed: SealedTrace, target: TargetModel) -> str | None:
     header = sealed.parsed
     if header.target != target.target_fingerprint:
         return "wrong_target"
     if header.tokenizer != target.tokenizer_fingerprint:
         return "foreign_tokenizer"
-    try:
-        return opener.open(sealed)
-    except KeyDestroyedError:
-        return "key_destroyed"
-    except EnvelopeError:
-        return "corrupt"
+    return None
 
 
-def _decode(
-    sealed: SealedTrace, body: bytes, decode: Callable[[bytes], Trace], target: TargetModel
+def _usable(
+    sealed: SealedTrace, trace: Trace | DraftkeepError, target: TargetModel
 ) -> Opened | str:
-    """The trace in an opened body, or why it cannot be used."""
-    try:
-        trace = decode(body)
-    except CodecError:
-        return "corrupt"
-    if not _ids_fit(trace, target.vocab):
+    if isinstance(trace, KeyDestroyedError):
+        return "key_destroyed"
+    if isinstance(trace, DraftkeepError) or not _ids_fit(trace, target.vocab):
         return "corrupt"
     if not trainable_T(trace).any():
         return "untrainable"

@@ -8,11 +8,11 @@ from pathlib import Path
 from draftkeep.config import Config
 from draftkeep.distill.precision import native_bfloat16
 from draftkeep.distill.recipe import Recipe
+from draftkeep.distill.selection import Decode
 from draftkeep.errors import ConfigError
-from draftkeep.ingest.codec import decode_body
+from draftkeep.ingest.codec import decode_bodies
 from draftkeep.ingest.envelope import Opener
 from draftkeep.ingest.tables import TableStore
-from draftkeep.ingest.trace import Trace
 from draftkeep.policies.keyring import JobKeys
 from draftkeep.policies.signing import SigningKey
 from draftkeep.store.anchors import GATE, publish_anchor
@@ -36,7 +36,7 @@ class Workbench:
     registry: Registry
     keys: JobKeys
     opener: Opener
-    decode: Callable[[bytes], Trace]
+    decode: Decode
     gate: SigningKey
     target: TargetModel
 
@@ -94,7 +94,7 @@ def open_workbench(
                 registry=Registry(catalog, config.state_dir / "drafters"),
                 keys=keys,
                 opener=Opener(keys, NodePublicKeys(catalog), clock=clock),
-                decode=lambda body: decode_body(body, tables),
+                decode=lambda bodies: decode_bodies(bodies, tables),
                 gate=gate,
                 target=target,
             )

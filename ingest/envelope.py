@@ -20,14 +20,14 @@ import hashlib
 import hmac
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from draftkeep.errors import EnvelopeError, KeyDestroyedError
+from draftkeep.errors import DraftkeepError, EnvelopeError, KeyDestroyedError
 from draftkeep.ingest.header import HEADER_VERSION, Header
 from draftkeep.ingest.record import (
     NONCE_BYTES,
@@ -37,6 +37,7 @@ from draftkeep.ingest.record import (
     signed_message,
     verify_signature,
 )
+from draftkeep.ingest.stages import each
 from draftkeep.ingest.trace import Provenance
 from draftkeep.policies import names, period_keys
 from draftkeep.policies.keyring import JobKeys, NodeKeys
@@ -210,6 +211,18 @@ class Opener:
         disagrees with its period's record. KeyDestroyedError where a key is gone or the deadline,
         min(header, period record), has passed by the clock: count it and go on.
         """
+        return self._opened(self._checked(sealed))
+
+    def open_all(self, sealed: Iterable[SealedTrace]) -> list[bytes | DraftkeepError]:
+        """`open` of each, in order, or which of its two errors it raises; quicker than one by one.
+
+        A few dozen at a time are best. Every key is asked for after all signatures were checked.
+        """
+        errors = (EnvelopeError, KeyDestroyedError)
+        return each(self._opened, each(self._checked, sealed, errors), errors)
+
+    def _checked(self, sealed: SealedTrace) -> SealedTrace:
+        """What its node signed, and so may be opened."""
         header = sealed.parsed
         public = self._node_public(header.node)
         if public is None:
@@ -218,6 +231,10 @@ class Opener:
             raise EnvelopeError("the node's signature does not fit the trace; drop it")
         if (found := misfit(sealed, header)) is not None:
             raise EnvelopeError(f"the header does not fit what it covers ({found}); drop the trace")
+        return sealed
+
+    def _opened(self, sealed: SealedTrace) -> bytes:
+        header = sealed.parsed
         keys = self._keys.at(header.period_id)
         _check_record(header, keys.record, read_clock(self._clock))
         info = share_info(header.tenant, header.period_id, header.node)

@@ -5,13 +5,14 @@ from itertools import islice, pairwise
 
 from bench.store.work import POSITIONS, Figure, Node
 from draftkeep.errors import DraftkeepError
-from draftkeep.ingest.codec import decode_body
+from draftkeep.ingest.codec import decode_bodies
 from draftkeep.ingest.envelope import Opener
 from draftkeep.ingest.tables import only_identity
+from draftkeep.ingest.trace import Trace
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.reader import iter_sealed
 
-# As a job does: so many are opened, then decoded.
+# As a job does: so many go through the steps together.
 _TOGETHER = 32
 _STEPS = ("select", "open", "decode")
 # Another tenant of the machine slows one pass by a fifth, seldom most of them.
@@ -71,9 +72,10 @@ def _read(node: Node, catalog: Catalog, opener: Opener, expected: int) -> tuple[
         marks_s = [time.process_time()]
         group = list(islice(selected, _TOGETHER))
         marks_s.append(time.process_time())
-        opened = [opener.open(sealed) for sealed in group]
+        opened = opener.open_all(group)
         marks_s.append(time.process_time())
-        positions += sum(decode_body(body, only_identity).positions for body in opened)
+        traces = decode_bodies(opened, only_identity)
+        positions += sum(trace.positions for trace in traces if isinstance(trace, Trace))
         marks_s.append(time.process_time())
         for step, (start_s, end_s) in enumerate(pairwise(marks_s)):
             spent_s[step] += end_s - start_s

@@ -22,7 +22,7 @@ from draftkeep.distill.resume import drop_contaminated
 from draftkeep.distill.selection import list_sealed, open_all
 from draftkeep.distill.workspace import load_plans, only_job
 from draftkeep.errors import BusyError, ConfigError
-from draftkeep.ingest.codec import decode_body
+from draftkeep.ingest.codec import decode_bodies
 from draftkeep.ingest.tables import only_identity
 from draftkeep.ingest.trace import Provenance, Trace
 from draftkeep.kernels.sampling import Sampling
@@ -157,7 +157,7 @@ def test_what_it_published_replays_as_it_was_judged(finished: _Finished) -> None
     found = open_all(
         sealed,
         opener=world.opener(),
-        decode=lambda body: decode_body(body, only_identity),
+        decode=lambda bodies: decode_bodies(bodies, only_identity),
         target=world.target,
     )
     again = evaluate(drafter, found.held_out, context=1024, lookahead=result.after.lookahead)

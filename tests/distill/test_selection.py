@@ -12,7 +12,7 @@ from draftkeep.distill.selection import (
     living,
     open_all,
 )
-from draftkeep.ingest.codec import decode_body
+from draftkeep.ingest.codec import decode_bodies
 from draftkeep.ingest.record import SealedTrace
 from draftkeep.ingest.tables import only_identity
 from draftkeep.ingest.trace import Trace
@@ -27,7 +27,7 @@ def _open(deployment: Workshop, sealed: list[SealedTrace]) -> Selection:
     return open_all(
         sealed,
         opener=deployment.opener(),
-        decode=lambda body: decode_body(body, only_identity),
+        decode=lambda bodies: decode_bodies(bodies, only_identity),
         target=deployment.target,
     )
 

@@ -1,5 +1,6 @@
 """The body codec: everything comes back, exactly or on its grid."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from draftkeep.errors import CodecError
-from draftkeep.ingest.codec import decode_body, encode_body
+from draftkeep.errors import CodecError, EnvelopeError
+from draftkeep.ingest.codec import decode_bodies, decode_body, encode_body
 from draftkeep.ingest.tables import RemapTable, TableStore, only_identity
 from draftkeep.ingest.trace import (
     Branch,
@@ -176,6 +177,28 @@ def test_every_field_comes_back(trace: Trace) -> None:
     assert_same(got, trace)
     # What is on the grid stays where it is.
     assert encode_body(got, IDENTITY) == body
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(traces(), st.none() | st.integers(0, 2**16)), max_size=5))
+def test_a_group_is_unpacked_as_its_bodies_are_one_by_one(
+    drawn: list[tuple[Trace, int | None]],
+) -> None:
+    bodies = []
+    for trace, place in drawn:
+        changed = bytearray(encode_body(trace, IDENTITY))
+        if place is not None:
+            changed[place % len(changed)] ^= 1
+        bodies.append(bytes(changed))
+    earlier = EnvelopeError("before")
+    found = decode_bodies([*bodies, earlier], only_identity)
+    assert found.pop() is earlier
+    for body, got in zip(bodies, found, strict=True):
+        if isinstance(got, Trace):
+            assert_same(got, decode_body(body, only_identity))
+        else:
+            with pytest.raises(CodecError, match=re.escape(str(got))):
+                decode_body(body, only_identity)
 
 
 @settings(max_examples=30, deadline=None)

@@ -1,5 +1,6 @@
 """Seal and open through a real keyring; everything that must be refused is."""
 
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftkeep.config import RetentionConfig
-from draftkeep.errors import DeniedError, EnvelopeError, KeyDestroyedError
+from draftkeep.errors import DeniedError, EnvelopeError, KeyDestroyedError, StoreError
 from draftkeep.ingest import envelope
 from draftkeep.ingest.envelope import Opener, Sealer
 from draftkeep.ingest.record import SealedTrace, decode_record, encode_record
@@ -152,6 +153,34 @@ def test_after_the_deadline_by_the_clock_nothing_opens_or_seals(world: World) ->
     world.keyring.destroy_expired(START_S + 400)
     with pytest.raises(KeyDestroyedError):  # the clock may lie, the key is gone
         world.opener.open(sealed)
+
+
+def test_a_group_opens_as_its_traces_do_one_by_one(world: World) -> None:
+    """Each by itself: what is forged, erased or damaged keeps nothing else from opening."""
+    erased = world.seal("eve")
+    world.keyring.destroy_subject("acme", "eve")
+    good = [world.seal(), world.seal(None)]
+    forged = replace(world.seal(), signature=bytes(64))
+    stranger = world.sealer_of("node-9", NODE).seal(
+        BODY, world.provenance(), prompt_tokens=1, positions=1
+    )
+    damaged = replace(world.seal(), commitment=bytes(32))
+    group = [erased, good[0], forged, stranger, damaged, good[1]]
+    found = world.opener.open_all(group)
+    for sealed, got in zip(group, found, strict=True):
+        if sealed in good:
+            assert got == BODY
+        else:
+            assert isinstance(got, EnvelopeError | KeyDestroyedError)
+            with pytest.raises(type(got), match=re.escape(str(got))):
+                world.opener.open(sealed)
+            assert (got.__traceback__, got.__context__) == (None, None)
+
+    def away(name: str) -> bytes | None:
+        raise StoreError("the catalog is away")
+
+    with pytest.raises(StoreError, match="the catalog is away"):
+        Opener(world.keyring.job_keys(), away, clock=world.clock).open_all(group)
 
 
 def test_after_erasure_the_subject_s_traces_open_nowhere_and_others_do(world: World) -> None:
