@@ -14,6 +14,7 @@ from draftkeep.store.catalog import Catalog
 from draftkeep.store.database import insert
 from draftkeep.store.log_deletion_round import DeletionReport, Policy, delete_owed_records
 from draftkeep.store.log_deletion_rows import read_ledger
+from tests.store.erasure_row import insert_erasure
 
 NOW_S = 1_800_000_000.0
 TTL_S = 86_400
@@ -22,19 +23,8 @@ TTL_S = 86_400
 def add_erasure(catalog: Catalog, number: int, state: str = "done") -> bytes:
     """An erasure that ended at that state; returns its id."""
     erasure = bytes([number]) * 16
-    counts = ("aliases", "traces", "keys_destroyed", "drafters_quarantined", "channels_moved")
     with catalog.begin() as connection:
-        connection.execute(
-            sa.insert(schema.erasures).values(
-                id=erasure,
-                tenant="acme",
-                subject_ref=erasure,
-                state=state,
-                planned_s=NOW_S,
-                jobs_contaminated=0,
-                **dict.fromkeys(counts, 0),
-            )
-        )
+        insert_erasure(connection, erasure, state=state, planned_s=NOW_S)
     return erasure
 
 

@@ -12,6 +12,7 @@ from draftkeep.store.jobs import JobInput
 from draftkeep.store.models.drafter_files import write_files
 from draftkeep.store.models.manifest import Manifest
 from draftkeep.store.registry import Registry
+from tests.store.erasure_row import insert_erasure
 
 GATE = SigningKey(b"g" * 32)
 PERIOD = b"p" * 16
@@ -59,21 +60,7 @@ class Shop:
         self, kind: str, value: bytes, period_id: bytes = PERIOD, tenant: str = "acme"
     ) -> None:
         with self.catalog.begin() as connection:
-            connection.execute(
-                sa.insert(schema.erasures).values(
-                    id=value,
-                    tenant=tenant,
-                    subject_ref=b"s",
-                    state="done",
-                    planned_s=1.0,
-                    aliases=1,
-                    traces=0,
-                    keys_destroyed=0,
-                    drafters_quarantined=0,
-                    channels_moved=0,
-                    jobs_contaminated=0,
-                )
-            )
+            insert_erasure(connection, value, tenant=tenant, aliases=1)
             connection.execute(
                 sa.insert(schema.tombstones).values(
                     kind=kind,

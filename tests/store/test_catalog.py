@@ -19,6 +19,7 @@ from draftkeep.store.drops import add_drops
 from draftkeep.store.jobs import JobInput, end_job, is_contaminated, start_job
 from draftkeep.store.nodes import NodePublicKeys, enrol_node, load_nodes, node_public, revoke_node
 from draftkeep.store.periods import load_periods, publish_period, publish_periods
+from tests.store.erasure_row import insert_erasure
 
 
 def test_sqlite_runs_with_the_settings_durability_needs(tmp_path: Path) -> None:
@@ -236,21 +237,7 @@ def test_a_job_cannot_start_on_erased_inputs(catalog: Catalog) -> None:
     clean = JobInput(tenant="acme", alias=b"a" * 16, period_id=b"p" * 16, positions=5)
     erased = replace(clean, alias=b"e" * 16)
     with catalog.begin() as connection:
-        connection.execute(
-            sa.insert(schema.erasures).values(
-                id=b"x" * 16,
-                tenant="acme",
-                subject_ref=b"r" * 16,
-                state="done",
-                planned_s=1.0,
-                aliases=1,
-                traces=0,
-                keys_destroyed=1,
-                drafters_quarantined=0,
-                channels_moved=0,
-                jobs_contaminated=0,
-            )
-        )
+        insert_erasure(connection, b"x" * 16, aliases=1, keys_destroyed=1)
         connection.execute(
             sa.insert(schema.tombstones).values(
                 kind="alias",

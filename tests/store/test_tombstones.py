@@ -9,25 +9,12 @@ from draftkeep.store import schema
 from draftkeep.store.catalog import Catalog
 from draftkeep.store.tombstones import erased_shards, load_tombstones
 from tests.store.conftest import World, ids
+from tests.store.erasure_row import insert_erasure
 
 
 def _lay(catalog: Catalog, kind: str, *values: bytes) -> None:
     with catalog.begin() as connection:
-        connection.execute(
-            sa.insert(schema.erasures).values(
-                id=b"e",
-                tenant="acme",
-                subject_ref=b"",
-                state="planned",
-                planned_s=1.0,
-                aliases=0,
-                traces=0,
-                keys_destroyed=0,
-                drafters_quarantined=0,
-                channels_moved=0,
-                jobs_contaminated=0,
-            )
-        )
+        insert_erasure(connection, b"e", state="planned")
         for value in values:
             connection.execute(
                 sa.insert(schema.tombstones).values(
